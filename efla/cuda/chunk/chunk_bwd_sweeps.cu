@@ -208,22 +208,22 @@ __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64
           static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
 }
 
-// The forward sweep: a thread block walks from one saved state to the next, `segment_chunks` chunks at most. `segments`
-// is the number of saved states per sequence (these are not the segments of segments.cc). If sequences are packed it is
-// 0, and every slot has a thread block, because only the device knows where saved states lie. Blocks of other slots end
-// at once.
+// The forward sweep: a thread block walks from one saved state to the next, `interval_chunks` chunks at most.
+// `saved_states` is the number of saved states per sequence. If sequences are packed it is 0, and every slot has a
+// thread block, because only the device knows where saved states lie. Blocks of other slots end at once.
 template <class E, int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1)
-    states_kernel(const __grid_constant__ ChunkBackward<E> c, std::int64_t segments, std::int64_t segment_chunks) {
+    states_kernel(const __grid_constant__ ChunkBackward<E> c, std::int64_t saved_states, std::int64_t interval_chunks) {
   const DeltaBackward<E>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
   std::int64_t slot = blockIdx.x / c.slices / p.shape.value_heads;
-  if (segments > 0) slot = slot / segments * c.forward.slots_per_sequence + slot % segments * segment_chunks;
+  if (saved_states > 0)
+    slot = slot / saved_states * c.forward.slots_per_sequence + slot % saved_states * interval_chunks;
   const ChunkAt first = chunk_at(c.forward, slot);
   if (first.rows == 0 || (first.start - first.begin) % p.saved.interval != 0) return;
   const Sequence sequence = sequence_of(p, first.n);
   const std::int64_t before = (first.start - first.begin) / kChunkTokens,
-                     chunks = min((first.end - first.start + kChunkTokens - 1) / kChunkTokens, segment_chunks);
+                     chunks = min((first.end - first.start + kChunkTokens - 1) / kChunkTokens, interval_chunks);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float s[32 * kTiles];
 #pragma unroll
@@ -259,11 +259,11 @@ void launch_states(const ChunkBackward<E>& c, cudaStream_t stream) {
   constexpr int kBytes = kStages * sizeof(Stage<kTiles, false, kChannel>);
   const auto kernel = states_kernel<E, kTiles, kStages, kChannel>;
   const std::int64_t chunks = c.p.saved.interval / kChunkTokens;
-  const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
-  const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
+  const std::int64_t saved_states = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
+  const std::int64_t starts = saved_states > 0 ? saved_states * c.p.shape.batch : c.forward.slots;
   const unsigned grid = grid_of("chunk_bwd", starts * c.p.shape.value_heads * c.slices);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, kThreads, kBytes, stream>>>(c, segments, chunks);
+  kernel<<<grid, kThreads, kBytes, stream>>>(c, saved_states, chunks);
   check_launch("chunk_bwd, states");
 }
 

@@ -23,24 +23,25 @@ __device__ __forceinline__ void write_image(const float (&s)[kCount], float* ima
 }
 
 // The forward sweep: a thread block walks from one saved state to the next and writes S and U of every chunk.
-// `segments` and `segment_chunks` as in chunk/chunk_bwd_sweeps.cu: saved states per sequence, 0 if sequences are
+// `saved_states` and `interval_chunks` as in chunk/chunk_bwd_sweeps.cu: saved states per sequence, 0 if sequences are
 // packed, and chunks from one saved state to the next. If sequences are packed, every slot has a thread block, because
 // only the device knows where saved states lie. Blocks of other slots end at once.
 template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads)
-    states_kernel(const __grid_constant__ Float32Backward c, std::int64_t segments, std::int64_t segment_chunks) {
+    states_kernel(const __grid_constant__ Float32Backward c, std::int64_t saved_states, std::int64_t interval_chunks) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
   const DeltaBackward<float>& p = c.p;
   const int slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % static_cast<int>(p.shape.value_heads);
   std::int64_t slot = blockIdx.x / c.slices / p.shape.value_heads;
-  if (segments > 0) slot = slot / segments * c.forward.slots_per_sequence + slot % segments * segment_chunks;
+  if (saved_states > 0)
+    slot = slot / saved_states * c.forward.slots_per_sequence + slot % saved_states * interval_chunks;
   const ChunkAt first = chunk_at(c.forward, slot);
   if (first.rows == 0 || (first.start - first.begin) % p.saved.interval != 0) return;
   const Sequence sequence = sequence_of(p, first.n);
   const std::int64_t before = (first.start - first.begin) / kFloat32Tokens,
-                     chunks = min((first.end - first.start + kFloat32Tokens - 1) / kFloat32Tokens, segment_chunks);
+                     chunks = min((first.end - first.start + kFloat32Tokens - 1) / kFloat32Tokens, interval_chunks);
   const SweepThread at = sweep_thread<Memory>();
   const std::int64_t column = slice * kFloat32Columns + at.column;
   typename Memory::State s;
@@ -166,11 +167,11 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
 
 void launch_float32_states(const Float32Backward& c, cudaStream_t stream) {
   const std::int64_t chunks = c.p.saved.interval / kFloat32Tokens;
-  const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
-  const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
+  const std::int64_t saved_states = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
+  const std::int64_t starts = saved_states > 0 ? saved_states * c.p.shape.batch : c.forward.slots;
   launch_for(c.forward, [&]<class Memory>(std::type_identity<Memory>) {
     launch_sweep<Memory>("chunk_float32, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
-                         stream, segments, chunks);
+                         stream, saved_states, chunks);
   });
 }
 
