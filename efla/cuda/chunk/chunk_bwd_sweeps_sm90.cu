@@ -181,7 +181,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
         if constexpr (kReverse) clear_rows(rows.q + tile * kTileBytes, count, lane, 32);
       }
       for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, count, lane, 32);
-      fence_for_products();
+      fence_async_proxy();
       __syncwarp();
       if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
     }
@@ -223,7 +223,7 @@ __device__ __forceinline__ void store_state(const std::uint32_t (&state)[4 * kTi
   __syncwarp();
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) write_block(tiles, 16 * warp, 2 * step, state[step], lane);
-  fence_for_products();
+  fence_async_proxy();
   __syncwarp();
   if (lane != 0) return;
 #pragma unroll
@@ -504,7 +504,7 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
       if constexpr (kDivided<kTiles>) shared.exchange.init();
       barrier_init(&shared.tail, 1);
       for (int& written : shared.written) written = 0;
-      fence_for_products();
+      fence_async_proxy();
     }
   }
   __syncthreads();

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(ChannelShared<E, kTiles>::kThreads, 1)
     if (threadIdx.x == 0) {
       memory.at = place;
       for (std::uint64_t& barrier : memory.full) barrier_init(&barrier, 1);
-      fence_for_products();
+      fence_async_proxy();
     }
   }
   __syncthreads();
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(ChannelShared<E, kTiles>::kThreads, 1)
     if (c.counted && threadIdx.x == 0) {
       wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * static_cast<unsigned>(c.slices));
     }
-    fence_for_products();
+    fence_async_proxy();
     __syncthreads();  // before the previous value head's data is overwritten
     ChannelGrads<E, kTiles>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
   }

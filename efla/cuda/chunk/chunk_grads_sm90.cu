@@ -97,7 +97,7 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward<E>& c, int t
         to_operand<E>(operand[block], w + 8 * block);
         if (block <= warp) write_block(shared.w, 16 * warp, 2 * block, operand[block], lane);
       }
-      fence_for_products();
+      fence_async_proxy();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       products_fence();
       update_state<E, kTiles>(dq, operand, shared_address(k));
@@ -381,7 +381,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
       }
       rows.put(sums.key_key, quad_sum(key_key.x), quad_sum(key_key.y));
       write_symmetric<E>(h, shared.g, warp, lane);
-      fence_for_products();
+      fence_async_proxy();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       named_barrier(kSumsBarrier, 2 * kGroupThreads);
       if (lane < 16) {
@@ -430,7 +430,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     barrier_init(&shared.tail, 1);
   }
   for (int at = threadIdx.x; at < kTileBytes / 16; at += kThreads) reinterpret_cast<uint4*>(shared.w)[at] = uint4{};
-  fence_for_products();
+  fence_async_proxy();
   __syncthreads();
   // Together at most 4 · 128 registers per lane, with which the thread block was started.
   if (group == 0) {

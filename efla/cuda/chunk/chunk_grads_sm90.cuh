@@ -93,7 +93,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
   const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
     if (wait) barrier_wait(&shared.tail, tails++ & 1U);
     for (int at = 0; at < bytes; at += kTileBytes) clear_rows(tiles + at, rows, lane, 32);
-    fence_for_products();
+    fence_async_proxy();
     __syncwarp();
   };
   // Waits until the item before the last one is finished.

@@ -128,7 +128,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const 
     }
     barrier_wait(&shared.diagonal_full[chunk % kRecords], parity(chunk, kRecords));
     invert_below<E>(warp, lane, scratch, record);
-    fence_for_products();
+    fence_async_proxy();
     barrier_arrive(&shared.record_full[chunk % kRecords]);
   }
 }

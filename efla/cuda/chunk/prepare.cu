@@ -42,7 +42,7 @@ __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMa
   } else {
     if (thread == 0) {
       barrier_init(loaded, 1);
-      fence_for_products();
+      fence_async_proxy();
       barrier_expect(loaded, 2 * kTiles * kTileBytes);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {

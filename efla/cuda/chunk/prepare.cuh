@@ -523,7 +523,7 @@ __device__ __forceinline__ void wait_for_record(int thread) {
 // Makes writes of this thread to shared memory visible to wgmma and to bulk copies. Does nothing before sm_90.
 __device__ __forceinline__ void fence_record() {
 #if __CUDA_ARCH__ >= 900
-  fence_for_products();
+  fence_async_proxy();
 #endif
 }
 

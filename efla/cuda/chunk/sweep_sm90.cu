@@ -215,7 +215,7 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
       OutputColumns<E>(c.p.o, walk, walk.column + 64 * group, chunk, warp_of(own), own % 32)
           .copy(tile, walk.rows(chunk));
     } else {
-      fence_for_products();
+      fence_async_proxy();
       if (group == 0) {
         named_barrier(kOutputsBarrier, kGroupThreads);
       } else {
@@ -460,7 +460,7 @@ __device__ __forceinline__ void init_shared(const Walk& walk, Shared<kTiles, kGr
   barrier_init(&shared.map_free, kGroups * kGroupWarps);
   barrier_init(&shared.tail, 1);
   barrier_init(&shared.tail_full, 32);
-  fence_for_products();
+  fence_async_proxy();
 }
 
 template <class E, int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>

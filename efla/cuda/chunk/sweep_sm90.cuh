@@ -242,7 +242,7 @@ __device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kF
   barrier_wait(&shared.tail, 0);
   for (int tile = 0; tile < kTiles; ++tile) clear_rows(rows.k + tile * kTileBytes, first, lane, 32);
   for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, first, lane, 32);
-  fence_for_products();
+  fence_async_proxy();
   barrier_arrive(&shared.tail_full);
 }
 

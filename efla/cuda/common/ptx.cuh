@@ -186,8 +186,9 @@ __device__ __forceinline__ void store_bulk_finish() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Makes writes of this thread to shared memory visible to wgmma and to bulk copies (sm_90).
-__device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes writes of this thread to shared memory visible to the async proxy: wgmma, and bulk copies with their barriers
+// (sm_90).
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Lets the next kernel in the stream begin when all thread blocks have called this function or ended (sm_90).
 __device__ __forceinline__ void let_next_kernel_begin() {

@@ -303,8 +303,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const std::uint64_t own_weight = row_operand(shared_address(weight)) + group * (kPiece / 16) * kRowStep;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     copy_async_wait<kAhead - 1>();
-    if (chunk == 0) fence_for_products();  // of the weight
-    __syncthreads();                       // the chunk has arrived
+    if (chunk == 0) fence_async_proxy();  // of the weight
+    __syncthreads();                      // the chunk has arrived
     products_wait<0>();
     products.convert(ring + (chunk % kAhead * kPieces + group) * kPieceBytes,
                      norm + (chunk * kPieces + group) * kPiece);
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   const float4 residual = outputs.residual(thread);
   products_wait<0>();
-  fence_for_products();
+  fence_async_proxy();
   __syncthreads();
   arrive_at_cluster_barrier();  // the ring may be written
   const int row = thread % 128 / 32 * 16 + lane / 4;
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     for (int offset = 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
     if (lane % 4 == 0) own[i * 8 * kRowFloats + kTile + group] = sum;
   }
-  fence_for_products();
+  fence_async_proxy();
   __syncthreads();
   wait_at_cluster_barrier();
   if (thread < plan.blocks && thread != rank) {

@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
   if (warp == 0) {
     if (lane == 0) {
       barrier_init(&arrived, 1);
-      fence_for_products();
+      fence_async_proxy();
       const int outputs = min(tiles * p.tile_outputs, p.outputs - first_tile * p.tile_outputs);
       barrier_expect(&arrived, outputs * (kTileRows / p.tile_outputs) * p.columns * static_cast<int>(sizeof(W)));
     }
