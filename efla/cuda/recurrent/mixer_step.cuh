@@ -18,13 +18,14 @@ struct Keys {
   float q_factor = 1, k_factor = 1, lambda, q_dot_k;
 };
 
-// Computes the Keys of a head. Every warp computes them for itself. `u` has q, then k, with kStateKeys numbers each.
-__device__ __forceinline__ Keys keys_of(const float* u, bool l2norm, int lane) {
+// Computes the Keys of a head. Every warp computes them for itself. `convolved` has q, then k, with kStateKeys numbers
+// each.
+__device__ __forceinline__ Keys keys_of(const float* convolved, bool l2norm, int lane) {
   float q[kStateKeys / 32], k[kStateKeys / 32];
 #pragma unroll
   for (int i = 0; i < kStateKeys / 32; ++i) {
-    q[i] = u[lane + 32 * i];
-    k[i] = u[kStateKeys + lane + 32 * i];
+    q[i] = convolved[lane + 32 * i];
+    k[i] = convolved[kStateKeys + lane + 32 * i];
   }
   Keys keys;
   keys.lambda = dot_rows(k, k);

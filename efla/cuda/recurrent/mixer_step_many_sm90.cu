@@ -21,7 +21,7 @@ constexpr int kMixedChannels = 2 * kStateKeys + kStateColumns;  // outputs of th
 
 // Shared memory of a thread block besides the state.
 struct MixerScratch {
-  float u[kMixedChannels];
+  float convolved[kMixedChannels];
   float decay[kStateKeys];
   float error[kStateWarps][kStateColumns], out[kStateWarps][kStateColumns];  // parts of S̃ᵀk and S̃ᵀq
   float squares[kStateColumns / 32];                                         // sums of squares of the outputs
@@ -76,8 +76,8 @@ struct HeadInputs : HeadScalars {
     gate = read[kChannelsPerThread + 2];
   }
 
-  // Writes the activated outputs of the convolution to u, and the history after this token.
-  __device__ void convolve(const MixerStep& p, bool with_keys, float* u) const {
+  // Writes the activated outputs of the convolution to `convolved`, and the history after this token.
+  __device__ void convolve(const MixerStep& p, bool with_keys, float* convolved) const {
     const int width = static_cast<int>(p.taps.extent[1]), row = static_cast<int>(p.history.stride[1]);
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) {
@@ -85,7 +85,8 @@ struct HeadInputs : HeadScalars {
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) sum = j < width ? fmaf(tap[i][j], x[i][j], sum) : sum;
-      if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys)) u[at] = column[i] < 0 ? 0.0F : sum * sigmoid(sum);
+      if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys))
+        convolved[at] = column[i] < 0 ? 0.0F : sum * sigmoid(sum);
 #pragma unroll
       for (int j = 0; j + 1 < kTaps; ++j) {
         if (column[i] >= 0 && j + 1 < width) past[i][j * row] = x[i][j + 1];
@@ -126,20 +127,20 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
   const int at = h * value_dim + tid;
   const HeadInputs<kTaps> inputs(p, i_b, slot, h, i_q, with_keys);
-  inputs.convolve(p, with_keys, scratch.u);
+  inputs.convolve(p, with_keys, scratch.convolved);
   if (tid < kStateKeys) scratch.decay[tid] = inputs.decay_of(p);
   const float beta = inputs.beta_of(p);
   copy_async_wait<0>();
   __syncthreads();
 
-  const Keys keys = keys_of(scratch.u, p.rule.qk_l2norm, lane);
+  const Keys keys = keys_of(scratch.convolved, p.rule.qk_l2norm, lane);
   const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
   // Lane i of a warp writes what the warp's row i needs of its key. These numbers lie where the warp's sums come later.
   const int own_key = warp + lane % kStatePieces * kStateWarps;
-  const float own_decay = scratch.decay[own_key], own_k = keys.k_factor * scratch.u[kStateKeys + own_key];
+  const float own_decay = scratch.decay[own_key], own_k = keys.k_factor * scratch.convolved[kStateKeys + own_key];
   float4* const of_keys = reinterpret_cast<float4*>(scratch.error[warp]);
   if (lane < kStatePieces) {
-    of_keys[lane] = {own_decay, own_k, own_decay * own_k, own_decay * keys.q_factor * scratch.u[own_key]};
+    of_keys[lane] = {own_decay, own_k, own_decay * own_k, own_decay * keys.q_factor * scratch.convolved[own_key]};
   }
   __syncwarp();
   float4 error{0, 0, 0, 0}, out{0, 0, 0, 0};
@@ -163,7 +164,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
     const float4 part = reinterpret_cast<const float4*>(scratch.error[w])[lane];
     sums = {sums.x + part.x, sums.y + part.y, sums.z + part.z, sums.w + part.w};
   }
-  const float4 v = reinterpret_cast<const float4*>(scratch.u + 2 * kStateKeys)[lane];
+  const float4 v = reinterpret_cast<const float4*>(scratch.convolved + 2 * kStateKeys)[lane];
   const float4 u{fmaf(b, v.x, -a * sums.x), fmaf(b, v.y, -a * sums.y), fmaf(b, v.z, -a * sums.z),
                  fmaf(b, v.w, -a * sums.w)};
   float o = 0;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
       column_error += scratch.error[w][tid];
       column_out += scratch.out[w][tid];
     }
-    o = scale * fmaf(keys.q_dot_k, fmaf(b, scratch.u[2 * kStateKeys + tid], -a * column_error), column_out);
+    o = scale * fmaf(keys.q_dot_k, fmaf(b, scratch.convolved[2 * kStateKeys + tid], -a * column_error), column_out);
     const float squares = warp_sum(o * o);
     if (lane == 0) scratch.squares[warp] = squares;
   }

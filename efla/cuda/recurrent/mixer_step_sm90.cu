@@ -31,7 +31,7 @@ constexpr int kPasses = (kChannels + kStateThreads - 1) / kStateThreads;  // cha
 // The shared memory of a thread block.
 template <int kTaps>
 struct Shared {
-  float u[kChannels];
+  float convolved[kChannels];
   float history[kTaps > 1 ? kTaps - 1 : 1][kChannels];             // the history after this token
   float4 of_keys[kStateKeys];                                      // decay, k, decay · k, decay · q after the L2 norm
   float error[kStateWarps][kColumns], out[kStateWarps][kColumns];  // parts of S̃ᵀk and S̃ᵀq
@@ -106,8 +106,8 @@ struct HeadInputs : HeadScalars {
     if (gate_place != nullptr) gate = __ldcg(gate_place);
   }
 
-  // Writes the activated outputs of the convolution to u, and the history after this token to `rows`.
-  __device__ void convolve(bool with_keys, float* u, float (*rows)[kChannels]) const {
+  // Writes the activated outputs of the convolution to `convolved`, and the history after this token to `rows`.
+  __device__ void convolve(bool with_keys, float* convolved, float (*rows)[kChannels]) const {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int at = static_cast<int>(threadIdx.x) + i * kStateThreads;
@@ -115,7 +115,7 @@ struct HeadInputs : HeadScalars {
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) sum = column[i] < 0 ? 0.0F : fmaf(tap[i][j], x[i][j], sum);
-      u[at] = sum * sigmoid(sum);
+      convolved[at] = sum * sigmoid(sum);
 #pragma unroll
       for (int j = 0; j + 1 < kTaps; ++j) rows[j][at] = x[i][j + 1];
     }
@@ -189,15 +189,15 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& par
   for (int i = 0; i < kPieces; ++i) {
     state[i] = exists(i) ? __ldcg(reinterpret_cast<const float4*>(place + i * step)) : float4{};
   }
-  inputs.convolve(with_keys, shared.u, shared.history);
+  inputs.convolve(with_keys, shared.convolved, shared.history);
   const float beta = inputs.beta_of(p), key_decay = inputs.decay_of(p), output_factor = inputs.output_factor(p);
   __syncthreads();
 
-  const Keys keys = keys_of(shared.u, p.rule.qk_l2norm, lane);
+  const Keys keys = keys_of(shared.convolved, p.rule.qk_l2norm, lane);
   const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
   if (tid < kStateKeys) {
-    const float decay = key_decay, k = keys.k_factor * shared.u[kStateKeys + tid];
-    shared.of_keys[tid] = {decay, k, decay * k, decay * keys.q_factor * shared.u[tid]};
+    const float decay = key_decay, k = keys.k_factor * shared.convolved[kStateKeys + tid];
+    shared.of_keys[tid] = {decay, k, decay * k, decay * keys.q_factor * shared.convolved[tid]};
   }
   __syncthreads();
   float4 error{}, out{};
@@ -229,7 +229,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& par
       column_error += shared.error[w][c];
       column_out += shared.out[w][c];
     }
-    o = scale * fmaf(keys.q_dot_k, fmaf(b, shared.u[2 * kStateKeys + c], -a * column_error), column_out);
+    o = scale * fmaf(keys.q_dot_k, fmaf(b, shared.convolved[2 * kStateKeys + c], -a * column_error), column_out);
     const float sum = warp_sum(tid < kColumns ? o * o : 0.0F);
     if (turn == 0) wait_at_cluster_barrier();
     if (lane < kCluster) send_number(&squares[part.rank], sum, arrived, lane);
@@ -241,7 +241,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& par
   for (int w = 0; w < kStateWarps; ++w) {
     sums = accumulated(sums, reinterpret_cast<const float4*>(shared.error[w])[quad], 1.0F);
   }
-  const float4 v = reinterpret_cast<const float4*>(shared.u + 2 * kStateKeys)[quad];
+  const float4 v = reinterpret_cast<const float4*>(shared.convolved + 2 * kStateKeys)[quad];
   const float4 u{fmaf(b, v.x, -a * sums.x), fmaf(b, v.y, -a * sums.y), fmaf(b, v.z, -a * sums.z),
                  fmaf(b, v.w, -a * sums.w)};
 #pragma unroll
