@@ -148,8 +148,8 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   for (int i = 0; i < kStatePieces; ++i) {
     const float k = of_keys[i].z, q = of_keys[i].w;
     const float4 s = *reinterpret_cast<const float4*>(own + i * kStateThreads);
-    error = {fmaf(s.x, k, error.x), fmaf(s.y, k, error.y), fmaf(s.z, k, error.z), fmaf(s.w, k, error.w)};
-    out = {fmaf(s.x, q, out.x), fmaf(s.y, q, out.y), fmaf(s.z, q, out.z), fmaf(s.w, q, out.w)};
+    error = accumulated(error, s, k);
+    out = accumulated(out, s, q);
   }
   __syncwarp();
   reinterpret_cast<float4*>(scratch.error[warp])[lane] = error;

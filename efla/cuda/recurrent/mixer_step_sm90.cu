@@ -148,11 +148,6 @@ __device__ __forceinline__ void prefetch_state(const MixerStep& p, const Part& p
   if (thread < p.shape.key_dim && column < p.shape.value_dim) prefetch(p.states.at(part.slot, h, thread, column));
 }
 
-// Returns acc + s x.
-__device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s, float x) {
-  return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
-}
-
 // Returns the sum over the lanes that have the same columns.
 __device__ __forceinline__ float4 sum_keys(float4 x) {
 #pragma unroll

@@ -30,11 +30,6 @@ __device__ __forceinline__ float element(const float4& x, int i) {
   return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-// Returns acc + s x.
-__device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s, float x) {
-  return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
-}
-
 // Returns the sums of a lane's columns over the rows of its warp: Σ s k in the first half of a warp, Σ s q in the
 // second.
 template <int KD>

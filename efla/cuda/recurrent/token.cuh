@@ -37,6 +37,11 @@ __device__ __forceinline__ float dot_rows(const float (&x)[kCount], const float 
   return warp_sum(sum);
 }
 
+// Returns acc + s x.
+__device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s, float x) {
+  return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
+}
+
 // A token's query and key, after the L2 norm if the rule has one, and the factors of the norm.
 template <int KD>
 struct TokenRows {
