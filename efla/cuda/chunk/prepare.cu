@@ -58,8 +58,8 @@ __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMa
 
 // Waits for the copies that start_rows started. Rows after the sequence's end become zeros.
 template <int kTiles, bool kMapped>
-__device__ __forceinline__ void finish_rows(const ChunkAt& at, int thread,
-                                            unsigned char (&rows)[2][kTiles * kTileBytes], std::uint64_t* loaded) {
+__device__ __forceinline__ void wait_for_rows(const ChunkAt& at, int thread,
+                                              unsigned char (&rows)[2][kTiles * kTileBytes], std::uint64_t* loaded) {
   if constexpr (kMapped && kCopyEngine) {
     barrier_wait(loaded, 0);
     if (at.rows == kChunkTokens) return;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
                        lane);
   };
   TokenPair<E> tokens = tokens_of(i_q * group);
-  finish_rows<kTiles, kMapped>(at, thread, memory.rows, &loaded);
+  wait_for_rows<kTiles, kMapped>(at, thread, memory.rows, &loaded);
 
   BlockProducts keys, queries;
   const std::uint32_t k_tile = shared_address(memory.rows[0]), q_tile = shared_address(memory.rows[1]);

@@ -13,7 +13,7 @@ inline constexpr int kPrepareThreads = 128;
 // Sums the squares of the rows of a tile, with four threads per row, and applies the L2 norm if l2norm is set. Writes
 // the factors of the norm and, if lambdas is not null, λ after the norm.
 template <int KD>
-__device__ __forceinline__ void finish_rows(float* tile, bool l2norm, int thread, float* factors, float* lambdas) {
+__device__ __forceinline__ void normalise_rows(float* tile, bool l2norm, int thread, float* factors, float* lambdas) {
   const int row = thread / 4;
   float4* const own = reinterpret_cast<float4*>(tile + row * KD) + thread % 4;
   float sum = 0;

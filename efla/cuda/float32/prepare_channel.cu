@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kThreads) prepare_channel_kernel(const __grid_
   }
   copy_async_wait<0>();
   __syncthreads();
-  finish_rows<KD>(m.k, p.rule.qk_l2norm, thread, m.vectors.key_factor, m.vectors.lambda);
-  finish_rows<KD>(m.q, p.rule.qk_l2norm, thread, m.vectors.query_factor, nullptr);
+  normalise_rows<KD>(m.k, p.rule.qk_l2norm, thread, m.vectors.key_factor, m.vectors.lambda);
+  normalise_rows<KD>(m.q, p.rule.qk_l2norm, thread, m.vectors.query_factor, nullptr);
   __syncthreads();
   if (warp == 0) token_vectors<true>(c, at, i_h, lane, m.record, m.vectors);
   BlockSums sums{};

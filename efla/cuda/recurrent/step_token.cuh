@@ -48,7 +48,7 @@ __device__ __forceinline__ StepTokenInputs<KD, kColumns> read_token(const DeltaS
 template <int KD, int kColumns>
 __device__ __forceinline__ void finish_token(const DeltaRule& rule, StepTokenInputs<KD, kColumns>& in, int lane,
                                              StepToken<KD, kColumns>& token) {
-  finish_rows(in.rows, rule.qk_l2norm);
+  normalise_rows(in.rows, rule.qk_l2norm);
   const float alpha = gain_alpha(rule.step, in.beta, in.rows.lambda);
   const float b = static_cast<float>(rule.step.write_scale) * alpha, q_dot_k = dot_rows(in.rows.q, in.rows.k);
 #pragma unroll

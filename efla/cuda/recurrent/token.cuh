@@ -62,7 +62,7 @@ __device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, co
 
 // Applies the L2 norm if the rule has one, and computes λ.
 template <int KD>
-__device__ __forceinline__ void finish_rows(TokenRows<KD>& rows, bool l2norm) {
+__device__ __forceinline__ void normalise_rows(TokenRows<KD>& rows, bool l2norm) {
   rows.lambda = dot_rows(rows.k, rows.k);
   if (!l2norm) return;
   constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
@@ -92,7 +92,7 @@ template <int KD, bool kChannel, int kSlice, int kTokens, class Problem>
 __device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h, std::int64_t first,
                             int r, int lane, TokenStage<KD, kChannel, kSlice, kTokens>& stage) {
   TokenRows<KD> rows = read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane);
-  finish_rows(rows, p.rule.qk_l2norm);
+  normalise_rows(rows, p.rule.qk_l2norm);
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
