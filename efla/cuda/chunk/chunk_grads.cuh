@@ -21,21 +21,6 @@ __device__ __forceinline__ void load_images(unsigned char* to, const unsigned ch
   }
 }
 
-// Writes the first `count` of eight elements (`values`) of a row. `aligned`: as one piece of 16 bytes.
-template <class E>
-__device__ __forceinline__ void store_row_piece(E* to, std::int64_t stride, const uint4& values, int count,
-                                                bool aligned) {
-  if (aligned) {
-    *reinterpret_cast<uint4*>(to) = values;
-    return;
-  }
-  const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (i < count) to[i * stride] = E(static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2))));
-  }
-}
-
 // Writes dv = b∘D of a slice, with D in the tile `d` and b in `gains`. Returns the thread's part of db. kThreads / 64
 // neighbouring threads have one token.
 template <int kThreads, class E>

@@ -100,16 +100,7 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem<E>& c, const Ch
   for (int row = threadIdx.x / 8; row < at.rows; row += kThreads / 8) {
     const uint4 values = *reinterpret_cast<const uint4*>(tile + piece_offset(row, piece));
     if (count <= 0) continue;
-    E* to = o.at(at.i_b, at.start + row, i_h, column + 8 * piece);
-    if (c.o_rows) {
-      *reinterpret_cast<uint4*>(to) = values;
-    } else {
-      const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (i < count) to[i * o.stride[3]] = E(static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2))));
-      }
-    }
+    store_row_piece(o.at(at.i_b, at.start + row, i_h, column + 8 * piece), o.stride[3], values, count, c.o_rows);
   }
 }
 

@@ -126,6 +126,21 @@ __device__ __forceinline__ void copy_elements(unsigned char* tiles, const E* fro
   }
 }
 
+// Writes the first `count` of eight elements (`values`) of a row. `aligned`: as one piece of 16 bytes.
+template <class E>
+__device__ __forceinline__ void store_row_piece(E* to, std::int64_t stride, const uint4& values, int count,
+                                                bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint4*>(to) = values;
+    return;
+  }
+  const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) to[i * stride] = E(static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2))));
+  }
+}
+
 // Starts the copies of rows [t, t + rows) and columns [column, column + 64 · kTiles) of a head to tiles. Rows and
 // columns that do not exist become zeros. `aligned`: rows are contiguous and aligned to 16 bytes. Otherwise elements
 // are copied one by one before the function returns. The caller commits and waits.
