@@ -3,9 +3,9 @@
 //
 // A cluster of thread blocks computes a tile of y for all rows, and each block has a slice of the columns of x. A block
 // copies its slice of the weight before the previous kernels have ended, and then x through a ring of pieces of 32
-// columns. Each of its two warpgroups multiplies half of the columns of a chunk. A thread makes two bfloat16 numbers of
-// every x that it has as an operand of the tensor cores. Then the blocks of the cluster send each other sums, and every
-// block adds the sums of some rows in a fixed order.
+// columns. Each of its two warpgroups multiplies half of each band of 64 columns. A thread makes two bfloat16 numbers
+// of every x that it has as an operand of the tensor cores. Then the blocks of the cluster send each other sums, and
+// every block adds the sums of some rows in a fixed order.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -20,8 +20,8 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kGroups = 2, kThreads = 128 * kGroups;  // warpgroups
-constexpr int kRows = 64, kChunk = 64;                // most rows of x; columns of a chunk of the weight
-constexpr int kMostBlocks = 8, kMostChunks = 6;       // blocks per cluster; chunks per block
+constexpr int kRows = 64, kBand = 64;                 // most rows of x; columns of a band of the weight and of x
+constexpr int kMostBlocks = 8, kMostBands = 6;        // blocks per cluster; bands per block
 // kPiece: columns of a piece of x in the ring.
 constexpr int kPiece = 32, kPieceBytes = kRows * kPiece * static_cast<int>(sizeof(float));
 
@@ -31,7 +31,7 @@ struct Plan {
   int outputs;  // columns of y per cluster
   int clusters;
   int blocks;    // per cluster
-  int chunks;    // per block, or fewer in the last block
+  int bands;     // per block, or fewer in the last block
   int rows;      // rows of y that a block writes, or fewer
   int ring_at;   // byte of the ring in shared memory, later of the sums of other blocks
   int norm_at;   // byte of the norm's weight in shared memory
@@ -48,27 +48,27 @@ constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(
 
 // Returns how to distribute a problem.
 Plan plan_of(const LinearForward& p) {
-  constexpr int kFew = 1024;       // outputs up to which tiles of 64 occupy the multiprocessors at most once
-  constexpr int kWideChunks = 16;  // chunks of x up to which clusters of four blocks have enough shared memory
+  constexpr int kFew = 1024;      // outputs up to which tiles of 64 occupy the multiprocessors at most once
+  constexpr int kWideBands = 16;  // bands of x up to which clusters of four blocks have enough shared memory
   const int outputs = static_cast<int>(p.outputs()), rows = static_cast<int>(p.x.extent[0]),
-            all_chunks = static_cast<int>((p.x.extent[1] + kChunk - 1) / kChunk);
+            all_bands = static_cast<int>((p.x.extent[1] + kBand - 1) / kBand);
   Plan plan;
   plan.tile = outputs <= kFew ? 64 : 128;
   plan.outputs = p.swiglu ? plan.tile / 2 : plan.tile;
   plan.clusters = (static_cast<int>(p.y.extent[1]) + plan.outputs - 1) / plan.outputs;
-  const int most_blocks = plan.tile == 64 || all_chunks > kWideChunks ? kMostBlocks : kMostBlocks / 2;
-  plan.chunks = (all_chunks + most_blocks - 1) / most_blocks;
-  plan.blocks = (all_chunks + plan.chunks - 1) / plan.chunks;
+  const int most_blocks = plan.tile == 64 || all_bands > kWideBands ? kMostBlocks : kMostBlocks / 2;
+  plan.bands = (all_bands + most_blocks - 1) / most_blocks;
+  plan.blocks = (all_bands + plan.bands - 1) / plan.bands;
   plan.rows = (rows + plan.blocks - 1) / plan.blocks;
   plan.ring_at =
-      std::max(plan.chunks * plan.tile * kChunk * static_cast<int>(sizeof(bfloat16)), kRows * row_bytes(plan.tile));
+      std::max(plan.bands * plan.tile * kBand * static_cast<int>(sizeof(bfloat16)), kRows * row_bytes(plan.tile));
   plan.norm_at = plan.ring_at + std::max(kDepth * kPieceBytes, (plan.blocks - 1) * plan.rows * row_bytes(plan.tile));
-  plan.bytes = kAlignment + plan.norm_at + plan.chunks * kChunk * static_cast<int>(sizeof(float));
+  plan.bytes = kAlignment + plan.norm_at + plan.bands * kBand * static_cast<int>(sizeof(float));
   plan.aligned = has_aligned_rows(p.y) && (!p.residual || has_aligned_rows(p.residual));
   return plan;
 }
 
-// Starts the copies of the block's slice of the weight: kTile rows of 64 columns per chunk. Commits them.
+// Starts the copies of the block's slice of the weight: kTile rows of 64 columns per band. Commits them.
 template <int kTile>
 __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan& plan, int cluster, int first,
                                              unsigned char* to) {
@@ -78,10 +78,10 @@ __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan&
 #pragma unroll 1
   for (int r = static_cast<int>(threadIdx.x) / 8; r < kTile; r += kThreads / 8) {
     const int half = p.swiglu ? r / (kTile / 2) : 0, output = cluster * plan.outputs + r - half * (kTile / 2);
-    int column = first * kChunk + piece * 8;
+    int column = first * kBand + piece * 8;
     const bfloat16* from = weight.data + (half * outputs + output) * weight.stride[0] + column;
     std::uint32_t at = shared_address(to + piece_offset(r, piece));
-    for (int chunk = 0; chunk < plan.chunks; ++chunk, column += kChunk, from += kChunk, at += kTile * 128) {
+    for (int band = 0; band < plan.bands; ++band, column += kBand, from += kBand, at += kTile * 128) {
       const bool exists = output < outputs && column < columns;
       copy_async_16(at, exists ? from : weight.data, exists ? 16 : 0);
     }
@@ -97,7 +97,7 @@ __device__ __forceinline__ int ring_offset(int row, int four) { return row * kPi
 class XCopies {
  public:
   __device__ XCopies(const LinearForward& p, int first, unsigned char* ring)
-      : column_(first * kChunk + static_cast<int>(threadIdx.x) % 8 * 4),
+      : column_(first * kBand + static_cast<int>(threadIdx.x) % 8 * 4),
         columns_(static_cast<int>(p.x.extent[1])),
         row_(static_cast<int>(threadIdx.x) / 8),
         rows_(static_cast<int>(p.x.extent[0])),
@@ -155,7 +155,7 @@ struct Products {
     }
   }
 
-  // Starts the products of the operands with a chunk of the weight (`outputs`, a descriptor), and adds them if `add` is
+  // Starts the products of the operands with a band of the weight (`outputs`, a descriptor), and adds them if `add` is
   // set.
   __device__ __forceinline__ void multiply(std::uint64_t outputs, bool add) {
     products_fence();
@@ -269,9 +269,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   unsigned char* const ring = weight + plan.ring_at;
   float* const norm = reinterpret_cast<float*>(weight + plan.norm_at);
   const int cluster = static_cast<int>(blockIdx.x) / plan.blocks, rank = static_cast<int>(blockIdx.x) % plan.blocks;
-  const int columns = static_cast<int>(p.x.extent[1]), first = rank * plan.chunks,
+  const int columns = static_cast<int>(p.x.extent[1]), first = rank * plan.bands,
             thread = static_cast<int>(threadIdx.x);
-  const int chunks = min(plan.chunks, (columns + kChunk - 1) / kChunk - first);
+  const int bands = min(plan.bands, (columns + kBand - 1) / kBand - first);
   float* const sums = reinterpret_cast<float*>(weight);  // after the products
   const Outputs<kTile> outputs(p, plan, cluster, rank, sums, reinterpret_cast<const float*>(ring));
   fetch_weight<kTile>(p, plan, cluster, first, weight);
@@ -281,36 +281,35 @@ __global__ void __launch_bounds__(kThreads, 2)
     announce_barriers();
     barrier_expect(&arrived, (plan.blocks - 1) * max(outputs.rows(), 0) * row_bytes(kTile));
   }
-  for (int i = thread; i < chunks * kChunk; i += kThreads) {
-    norm[i] = p.norm_weight && first * kChunk + i < columns ? __ldg(p.norm_weight.data + first * kChunk + i) : 1.0F;
+  for (int i = thread; i < bands * kBand; i += kThreads) {
+    norm[i] = p.norm_weight && first * kBand + i < columns ? __ldg(p.norm_weight.data + first * kBand + i) : 1.0F;
   }
   wait_for_kernels();
 
-  constexpr int kPieces = kChunk / kPiece;  // of a chunk
+  constexpr int kPieces = kBand / kPiece;  // of a band
   const XCopies x(p, first, ring);
   const int group = thread / 128, lane = thread % 32;
   Products<kTile> products;
-  constexpr int kAhead = kDepth / kPieces;  // chunks
-  const auto fetch = [&](int chunk) {
+  constexpr int kAhead = kDepth / kPieces;  // bands
+  const auto fetch = [&](int band) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      x.fetch(chunk * kPieces + i, kPieces * chunks, chunk % kAhead * kPieces + i);
+      x.fetch(band * kPieces + i, kPieces * bands, band % kAhead * kPieces + i);
     }
     copy_async_commit();
   };
 #pragma unroll
-  for (int chunk = 0; chunk < kAhead; ++chunk) fetch(chunk);
+  for (int band = 0; band < kAhead; ++band) fetch(band);
   const std::uint64_t own_weight = row_operand(shared_address(weight)) + group * (kPiece / 16) * kRowStep;
-  for (int chunk = 0; chunk < chunks; ++chunk) {
+  for (int band = 0; band < bands; ++band) {
     copy_async_wait<kAhead - 1>();
-    if (chunk == 0) fence_async_proxy();  // of the weight
-    __syncthreads();                      // the chunk has arrived
+    if (band == 0) fence_async_proxy();  // of the weight
+    __syncthreads();                     // the band has arrived
     products_wait<0>();
-    products.convert(ring + (chunk % kAhead * kPieces + group) * kPieceBytes,
-                     norm + (chunk * kPieces + group) * kPiece);
+    products.convert(ring + (band % kAhead * kPieces + group) * kPieceBytes, norm + (band * kPieces + group) * kPiece);
     __syncthreads();  // its place is free
-    products.multiply(own_weight + chunk * (kTile * 128 >> 4), chunk > 0);
-    fetch(chunk + kAhead);
+    products.multiply(own_weight + band * (kTile * 128 >> 4), band > 0);
+    fetch(band + kAhead);
   }
   const float4 residual = outputs.residual(thread);
   products_wait<0>();
@@ -370,8 +369,8 @@ void linear_many(const LinearForward& p, cudaStream_t stream) {
 
 std::string linear_many_refusal(const LinearForward& p) {
   if (p.x.extent[0] > kRows) return "it takes at most " + std::to_string(kRows) + " rows";
-  if (p.x.extent[1] <= kMostChunks * kChunk * kMostBlocks) return "";
-  return "it takes weights of at most " + std::to_string(kMostChunks * kChunk * kMostBlocks) + " columns";
+  if (p.x.extent[1] <= kMostBands * kBand * kMostBlocks) return "";
+  return "it takes weights of at most " + std::to_string(kMostBands * kBand * kMostBlocks) + " columns";
 }
 
 }  // namespace efla::gpu
