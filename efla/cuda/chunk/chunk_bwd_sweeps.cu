@@ -6,11 +6,11 @@
 // of 64 value columns, and each of its four warps keeps 16 rows of the transposed state in registers.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
+#include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/common/products.cuh"
 #include "efla/cuda/common/tile.cuh"
-#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -10,14 +10,14 @@
 // other writes, so they run at the same time: the forward sweep fills multiprocessors that few heads leave idle in the
 // reverse sweep.
 #include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/common/products.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
-#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -7,7 +7,7 @@
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
-#include "efla/cuda/common/products.cuh"
+#include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {

@@ -7,11 +7,11 @@
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
-#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 

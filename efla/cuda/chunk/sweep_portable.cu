@@ -7,11 +7,11 @@
 // registers. All matrices below are the transposed of those at ChunkRecord: rows are value columns, and columns are
 // tokens.
 #include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/common/products.cuh"
 #include "efla/cuda/common/tile.cuh"
-#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -21,13 +21,13 @@
 
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/fused_record.cuh"
+#include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
-#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -2,8 +2,8 @@
 // Operands a are [step][4]: 16 rows, and 16 of the common dimension per step. Matrices b are shared addresses.
 #pragma once
 
+#include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/common/tile.cuh"
-#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 
