@@ -10,6 +10,7 @@
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
@@ -228,10 +229,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   float s[32 * kTiles];
 #pragma unroll
   for (float& x : s) x = 0;
-  const View<const float, 5>& saved = p.chunk_states;
-  const View<const float, 4> state{saved.at(first.i_b, sequence.chunk(first.start)),
-                                   {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                                   {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  const View<const float, 4> state = saved_state(p.chunk_states, first.i_b, sequence.chunk(first.start));
   for_each_element<kTiles>(s, state, 0, i_h, 64 * slice + 16 * warp, lane,
                            [](float& x, const float* from) { x = *from; });
   walk<kTiles, kStages, false, kChannel>(

@@ -15,6 +15,7 @@
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
@@ -266,11 +267,8 @@ __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4],
 template <int kTiles, class E>
 __device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const ChunkBackward<E>& c, const Walk& walk,
                                            std::int64_t column, int lane, int first_key) {
-  const View<const float, 5>& saved = c.p.chunk_states;
   const Sequence sequence = sequence_of(c.p, walk.n);
-  const View<const float, 4> state{saved.at(walk.i_b, sequence.chunk(walk.begin)),
-                                   {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                                   {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  const View<const float, 4> state = saved_state(c.p.chunk_states, walk.i_b, sequence.chunk(walk.begin));
   for_each_element<kTiles>(s, keys_from(state, first_key), 0, walk.i_h, column, lane,
                            [](float& x, const float* from) { x = *from; });
 }

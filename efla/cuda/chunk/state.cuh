@@ -3,6 +3,7 @@
 // column 16·b + 8·h + 2·(lane % 4) + e.
 #pragma once
 
+#include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
@@ -132,9 +133,7 @@ __device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaF
   if (!saved) return;
   const int every = static_cast<int>(p.saved.interval / kChunkTokens);
   if (chunk % every != 0) return;
-  const View<float, 4> state{saved.at(i_b, first + chunk / every),
-                             {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                             {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  const View<float, 4> state = saved_state(saved, i_b, first + chunk / every);
   write_state<kTiles>(s, keys_from(state, first_key), 0, i_h, column, lane);
 }
 

@@ -1,4 +1,5 @@
 // The two sweeps of the backward (sweep.cuh). They compute the equations at Float32Backward (float32.h).
+#include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/float32/sweep.cuh"
 
 namespace efla::gpu {
@@ -47,10 +48,7 @@ __global__ void __launch_bounds__(Memory::kThreads)
   typename Memory::State s;
 #pragma unroll
   for (float& x : s) x = 0;
-  const auto& saved = p.chunk_states;
-  const View<const float, 4> state{saved.at(first.i_b, sequence.chunk(first.start)),
-                                   {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                                   {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  const View<const float, 4> state = saved_state(p.chunk_states, first.i_b, sequence.chunk(first.start));
   for_each_of_state(s, state, 0, i_h, column, at.key, at.lane, [](float& x, const float* from) { x = *from; });
   const auto place = [&](std::int64_t i) { return float32_chunk(sequence, first.n, before + i); };
   Columns16 v;

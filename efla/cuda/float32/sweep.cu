@@ -1,4 +1,5 @@
 // The sweep over the state in the forward (sweep.cuh).
+#include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/float32/sweep.cuh"
 
 namespace efla::gpu {
@@ -11,9 +12,8 @@ __device__ __forceinline__ void save_state(float (&s)[kCount], const DeltaForwar
                                            int lane) {
   const View<float, 5>& saved = p.chunk_states;
   if (!saved || chunk * kFloat32Tokens % p.saved.interval != 0) return;
-  const View<float, 4> state{saved.at(sequence.i_b, sequence.chunk(sequence.begin + chunk * kFloat32Tokens)),
-                             {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                             {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  const View<float, 4> state =
+      saved_state(saved, sequence.i_b, sequence.chunk(sequence.begin + chunk * kFloat32Tokens));
   write_state(s, state, 0, i_h, column, key, lane);
 }
 
