@@ -289,7 +289,10 @@ void check_supported(const io::Fields& document, const std::string& path) {
     const json* value = model.find(key);
     if (value != nullptr && *value != "" && *value != 0) refuse_tokenizer(path, key);
   }
-  if (model.find<bool>("byte_fallback").value_or(false)) refuse_tokenizer(path, "byte_fallback");
+  if (model.find<bool>("byte_fallback").value_or(false)) {
+    io::fail_in(path,
+                "a tokenizer with byte_fallback, which is not supported: use its SentencePiece model, tokenizer.model");
+  }
   if (document.find("decoder") == nullptr || document.object("decoder").find<std::string>("type") != "ByteLevel") {
     refuse_tokenizer(path, "another decoder than ByteLevel");
   }
