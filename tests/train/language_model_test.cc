@@ -424,6 +424,17 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   wrong("attn.num_kv_heads", "got 3, expected a divisor of the number of heads, 2",
         {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"num_kv_heads", 3}}}});
   wrong("attn.window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
+  wrong("attn.qk_norm", "got true, expected false or null",
+        {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"qk_norm", true}}}});
+}
+
+TEST(LanguageModel, ConfigJsonMayNameWhatItsAttentionHasNot) {
+  auto config = small("deltanet");
+  config.attention_layers = {0};
+  auto json = to_json(config);
+  for (const char* name : {"qkv_bias", "qk_norm"}) json["attn"][name] = false;
+  json["attn"]["window_size"] = nullptr;
+  EXPECT_EQ(to_json(language_model_config_from_json({json, io::refuse_argument("config.json")})), to_json(config));
 }
 
 // flash-linear-attention 0.6 writes the activation of the output gate into every config.json of this type.

@@ -37,6 +37,7 @@ void read_attention(const Fields& outer, const json& given, LanguageModelConfig&
   fields.read("num_kv_heads", config.attention_kv_heads);
   fields.read("rope_theta", config.rope_theta);
   allow(fields, "qkv_bias", {false, nullptr});
+  allow(fields, "qk_norm", {false, nullptr});
   allow(fields, "window_size", {nullptr});
   fields.refuse_others();
 }
