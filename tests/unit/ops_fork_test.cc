@@ -11,6 +11,10 @@
 
 #include "efla/ops/context.h"
 
+// AddressSanitizer does not protect its allocator's locks from a fork beside threads that start: a child then waits for
+// a lock at its exit (libasan of GCC 12).
+#ifndef __SANITIZE_ADDRESS__
+
 namespace efla {
 namespace {
 
@@ -75,3 +79,5 @@ TEST(Fork, AChildForks) {
 
 }  // namespace
 }  // namespace efla
+
+#endif
