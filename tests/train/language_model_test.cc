@@ -423,6 +423,9 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
         {{"attn", {{"layers", {0}}, {"num_heads", 3}}}});
   wrong("attn.num_kv_heads", "got 3, expected a divisor of the number of heads, 2",
         {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"num_kv_heads", 3}}}});
+  wrong("attn.num_heads", "got -2, expected a positive number", {{"attn", {{"layers", {0}}, {"num_heads", -2}}}});
+  wrong("attn.num_kv_heads", "got -1, expected a positive number",
+        {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"num_kv_heads", -1}}}});
   wrong("attn.window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
   wrong("attn.qk_norm", "got true, expected false or null",
         {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"qk_norm", true}}}});

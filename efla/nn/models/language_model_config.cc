@@ -118,6 +118,8 @@ void validate(const LanguageModelConfig& config) {
     require(!id || (*id >= 0 && *id < config.vocab_size), field, id.value_or(0),
             fmt::format("a token below vocab_size = {}", config.vocab_size));
   }
+  require(config.attention_heads >= 0, "attn.num_heads", config.attention_heads, "a positive number");
+  require(config.attention_kv_heads >= 0, "attn.num_kv_heads", config.attention_kv_heads, "a positive number");
   bool any_mixer = false, any_attention = false;
   for (const auto layer : config.attention_layers) {
     require(layer >= 0 && layer < config.num_hidden_layers, "attn.layers", layer,
