@@ -341,6 +341,19 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
   EXPECT_EQ(to_json(small("efla-loose"))["model_type"], "efla");
 }
 
+TEST(LanguageModel, LeastParametersAreThoseOfTheLargeWeights) {
+  for (const auto& [name, config] : models()) {
+    std::int64_t large = 0;
+    for (const auto& parameter : LanguageModel(config, Initialiser(1)).named_parameters()) {
+      for (const char* weight : {"embeddings", "lm_head", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+                                 "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj"}) {
+        if (parameter.key().ends_with(std::string(weight) + ".weight")) large += parameter.value().numel();
+      }
+    }
+    EXPECT_EQ(config.least_parameters(), static_cast<double>(large)) << name;
+  }
+}
+
 TEST(LanguageModel, TableOverridesItsPreset) {
   const auto read = [](const nlohmann::json& table) {
     return language_model_config_from_table({table, io::refuse_argument("lm.toml"), "model"});

@@ -51,7 +51,8 @@ double LanguageModelConfig::least_parameters() const {
           2.0 * width * (1.0 + static_cast<double>(attention.key_value_heads) / static_cast<double>(attention.heads));
     } else {
       const auto mixer = mixer_config();
-      projected += 4.0 * static_cast<double>(mixer.heads * mixer.key_dim);
+      const std::int64_t value_heads = mixer.value_heads > 0 ? mixer.value_heads : mixer.heads;
+      projected += 2.0 * static_cast<double>(mixer.heads * mixer.key_dim + value_heads * mixer.value_dim);
     }
   }
   return width * (static_cast<double>(vocab_size) * (tie_word_embeddings ? 1.0 : 2.0) + projected);
