@@ -293,6 +293,19 @@ TEST(PixelClassifier, HasItsParametersByName) {
   for (const auto& [name, tensor] : p) EXPECT_TRUE(tensor.requires_grad()) << name;
 }
 
+TEST(PixelClassifier, LeastParametersAreThoseOfTheLargeWeights) {
+  for (const double mlp_ratio : {0.0, 0.001, 2.5}) {
+    const PixelClassifierConfig config{.layers = 3, .hidden = 24, .heads = 2, .mlp_ratio = mlp_ratio};
+    std::int64_t large = 0;
+    for (const auto& [name, tensor] : parameters_of(PixelClassifier(config, 1))) {
+      for (const char* weight : {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}) {
+        if (name.ends_with(std::string(weight) + ".weight")) large += tensor.numel();
+      }
+    }
+    EXPECT_EQ(config.least_parameters(), static_cast<double>(large)) << mlp_ratio;
+  }
+}
+
 TEST(PixelClassifier, StartsAlikeInAllPartsThatTwoMixersShare) {
   PixelClassifierConfig config;
   const PixelClassifier efla(config, 7);
@@ -339,7 +352,7 @@ TEST(PixelClassifier, NamesWhatIsWrong) {
   EXPECT_NE(message({.layers = 0}).find("layers"), std::string::npos);
   EXPECT_NE(message({.hidden = 64, .heads = 5}).find("heads"), std::string::npos);
   EXPECT_NE(message({.conv = 9}).find("conv"), std::string::npos);
-  EXPECT_NE(message({.mlp_ratio = NAN}).find("mlp_ratio"), std::string::npos);
+  EXPECT_NE(message({.mlp_ratio = NAN}).find("mlp_ratio: got nan, expected 0 (no MLP) to 64"), std::string::npos);
   EXPECT_NE(message({.pooling = "max"}).find("pooling"), std::string::npos);
   EXPECT_NE(message({.hidden = 1'000'000'000}).find("hidden"), std::string::npos);
   auto json = to_json(PixelClassifierConfig{});

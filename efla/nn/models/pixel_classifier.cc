@@ -2,12 +2,12 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
-#include "efla/base/error.h"
 #include "efla/base/memory.h"
 #include "efla/io/fields.h"
 
@@ -25,18 +25,24 @@ constexpr double kPositionDeviation = 0.02;
 
 }  // namespace
 
+std::int64_t PixelClassifierConfig::mlp_width() const {
+  return mlp_ratio > 0.0 ? std::max<std::int64_t>(1, std::llround(mlp_ratio * static_cast<double>(hidden))) : 0;
+}
+
+double PixelClassifierConfig::least_parameters() const {
+  const auto width = static_cast<double>(hidden);
+  return static_cast<double>(layers) * width * (4.0 * width + 3.0 * static_cast<double>(mlp_width()));
+}
+
 void validate(const PixelClassifierConfig& config) {
   validate(config.mixer_config());
   const Require require(kClassifier);
   require.count("layers", config.layers, kMaxClassifierLayers);
   require.count("tokens", config.tokens, kMaxTokens);
   require.count("classes", config.classes, kMaxClasses);
-  if (!(config.mlp_ratio >= 0.0 && config.mlp_ratio <= kMaxMlpRatio)) {
-    throw Error(kClassifier, "mlp_ratio", json(config.mlp_ratio).dump(), "0 (no MLP) to " + json(kMaxMlpRatio).dump());
-  }
-  if (config.pooling != "mean" && config.pooling != "last") {
-    throw Error(kClassifier, "pooling", "'" + config.pooling + "'", "mean or last");
-  }
+  require(config.mlp_ratio >= 0.0 && config.mlp_ratio <= kMaxMlpRatio, "mlp_ratio", config.mlp_ratio,
+          "0 (no MLP) to " + value_text(kMaxMlpRatio));
+  require(config.pooling == "mean" || config.pooling == "last", "pooling", "'" + config.pooling + "'", "mean or last");
 }
 
 json to_json(const PixelClassifierConfig& c) {
@@ -66,9 +72,7 @@ PixelClassifierConfig pixel_classifier_config_from_json(const json& json) {
 PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint64_t seed) : config_(config) {
   validate(config);
   const std::int64_t width = config.hidden;
-  require_memory(
-      kClassifier, "sizes hidden, layers", "parameters",
-      sizeof(float) * double(config.layers) * double(width) * double(width) * (4.0 + 2.0 * config.mlp_ratio));
+  require_memory(kClassifier, "sizes hidden, layers", "parameters", sizeof(float) * config.least_parameters());
   const Initialiser init(seed);
   const auto add_norm = [width](torch::nn::Module& owner, const char* name) {
     return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
@@ -88,8 +92,7 @@ PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint6
     layer.mixer_norm = add_norm(*module, "mixer_norm");
     layer.mixer =
         module->register_module("mixer", std::make_shared<Mixer>(config.mixer_config(), layer_init.within("mixer")));
-    if (config.mlp_ratio > 0.0) {
-      const auto inner = std::max<std::int64_t>(1, std::llround(config.mlp_ratio * static_cast<double>(width)));
+    if (const auto inner = config.mlp_width(); inner > 0) {
       layer.mlp_norm = add_norm(*module, "mlp_norm");
       layer.mlp = module->register_module("mlp", std::make_shared<Mlp>(width, inner, layer_init.within("mlp")));
     }

@@ -28,6 +28,10 @@ struct PixelClassifierConfig {
   std::int64_t tokens = 784, classes = 10;
 
   MixerConfig mixer_config() const { return {mixer, hidden, heads, conv, output_norm}; }
+  // Returns the inner width of each layer's MLP; 0 without one.
+  std::int64_t mlp_width() const;
+  // Returns the number of parameters without small ones: projections of q, k, v and the output, and MLPs.
+  double least_parameters() const;
 };
 
 // Throws Error that names the field.
