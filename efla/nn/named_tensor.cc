@@ -4,14 +4,27 @@
 
 #include <cstring>
 
-#include "efla/autograd/tensor_view.h"
+#include "efla/base/text.h"
 #include "efla/io/content_error.h"
-#include "efla/rule/validate.h"
 
 namespace efla::nn {
 namespace {
 
 using io::TensorType;
+
+bool is_half(TensorType type) { return type == TensorType::F16 || type == TensorType::BF16; }
+
+// Returns an entry of the file. Throws IoError(content) unless it is one of float32 or half precision of these sizes.
+const io::NamedTensor& entry_of(const io::SafetensorsFile& file, const std::string& name, at::IntArrayRef sizes) {
+  const io::NamedTensor* entry = file.find(name);
+  if (!entry) io::fail_in(file.path(), "has no tensor " + name);
+  if ((!is_half(entry->type) && entry->type != TensorType::F32) || entry->shape != sizes.vec()) {
+    const auto text = [](at::IntArrayRef shape) { return shape_text(shape.data(), static_cast<int>(shape.size())); };
+    io::fail_in(file.path(), name + " is " + std::string(io::type_name(entry->type)) + " " + text(entry->shape) +
+                                 ", expected F32 " + text(sizes));
+  }
+  return *entry;
+}
 
 }  // namespace
 
@@ -37,25 +50,24 @@ io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tenso
 }
 
 void read_tensor(const io::SafetensorsFile& file, const std::string& name, const torch::Tensor& into) {
-  const io::NamedTensor* from = file.find(name);
-  if (!from) io::fail_in(file.path(), "has no tensor " + name);
-  const auto type = from->type;
-  const bool half = type == TensorType::F16 || type == TensorType::BF16;
-  if ((!half && type != TensorType::F32) || from->shape != into.sizes().vec()) {
-    io::fail_in(file.path(), name + " is " + std::string(io::type_name(type)) + " " +
-                                 efla::shape_text(from->shape.data(), static_cast<int>(from->shape.size())) +
-                                 ", expected F32 " + autograd::shape_text(into));
-  }
-  if (!half && into.device().is_cpu()) {
-    std::memcpy(into.data_ptr(), from->bytes.data(), from->bytes.size());
+  const io::NamedTensor& from = entry_of(file, name, into.sizes());
+  if (!is_half(from.type) && into.device().is_cpu()) {
+    std::memcpy(into.data_ptr(), from.bytes.data(), from.bytes.size());
     return;
   }
-  const auto read = torch::empty(into.sizes(), type == TensorType::F32   ? torch::kFloat
-                                               : type == TensorType::F16 ? torch::kHalf
-                                                                         : torch::kBFloat16);
-  std::memcpy(read.data_ptr(), from->bytes.data(), from->bytes.size());
+  const auto read = torch::empty(into.sizes(), from.type == TensorType::F32   ? torch::kFloat
+                                               : from.type == TensorType::F16 ? torch::kHalf
+                                                                              : torch::kBFloat16);
+  std::memcpy(read.data_ptr(), from.bytes.data(), from.bytes.size());
   const torch::NoGradGuard no_grad;
   into.copy_(read);
+}
+
+torch::Tensor read_tensor(const io::SafetensorsFile& file, const std::string& name, at::IntArrayRef sizes) {
+  entry_of(file, name, sizes);  // before memory is allocated for sizes that the file may not have
+  const auto tensor = torch::empty(sizes);
+  read_tensor(file, name, tensor);
+  return tensor;
 }
 
 }  // namespace efla::nn

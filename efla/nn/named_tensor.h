@@ -27,8 +27,10 @@ void move_to(const NamedParameters& parameters, torch::Device device);
 // the entry.
 io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tensor);
 
-// Copies an entry of the file into a float32 tensor, which must have the entry's shape. Widens half precision (F16,
-// BF16). Throws IoError(content) if there is no such entry, or if it has another type or shape.
+// Copies an entry of the file into a float32 tensor, which must have the entry's shape, or into a new one of these
+// sizes on the CPU. Widens half precision (F16, BF16). Throws IoError(content) if there is no such entry, or if it has
+// another type or shape.
 void read_tensor(const io::SafetensorsFile& file, const std::string& name, const torch::Tensor& into);
+torch::Tensor read_tensor(const io::SafetensorsFile& file, const std::string& name, at::IntArrayRef sizes);
 
 }  // namespace efla::nn

@@ -113,6 +113,17 @@ TEST(Session, RefusesAnotherModelsAndOtherFiles) {
     save_session(path, changed, model);
     test::expect_bad_content([&] { load_session(path, model); }, -1, "a counter of 9223372036854775808");
   }
+  {
+    // More tokens than there are keys of, and than memory could hold.
+    const auto hybrid = tiny_model(8, true);
+    Session changed(hybrid, 1);
+    changed.pending = {1, 2, 3};
+    test::next_id(hybrid, changed, 256);
+    changed.state.tokens = std::int64_t{1} << 62;
+    save_session(path, changed, hybrid);
+    test::expect_bad_content([&] { load_session(path, hybrid); }, -1,
+                             "is F32 [1, 2, 3, 16], expected F32 [1, 2, 4611686018427387904, 16]");
+  }
   save_session(path, session, model);
   const auto bytes = test::read_text(path);
   test::write_text(path, bytes.substr(0, bytes.size() / 2));

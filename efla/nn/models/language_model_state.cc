@@ -108,9 +108,7 @@ void LanguageModelState::read(const io::SafetensorsFile& file, std::int64_t read
   LanguageModelState own = *this;
   own.tokens = read_tokens;
   const auto fresh = [&](const std::string& name, at::IntArrayRef sizes, torch::Device device) {
-    const auto tensor = torch::empty(sizes);
-    read_tensor(file, name, tensor);
-    return tensor.to(device);
+    return read_tensor(file, name, sizes).to(device);
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (auto* mixer = std::get_if<MixerState>(&own.layers[i])) {
