@@ -5,6 +5,7 @@
 #include <cmath>
 #include <mutex>
 #include <numeric>
+#include <set>
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
@@ -30,6 +31,10 @@ class Runner {
   // Returns false where it was stopped.
   bool execute(const std::vector<StudyRun>& runs) {
     for (const auto& run : runs) {  // before hours of training
+      if (!names_.insert(run.name).second) {
+        throw Error("reproduce " + study_.name, "runs", "two named " + run.name,
+                    "settings of which no two are equal in six digits");
+      }
       if (const auto kept = folder_ / run.name / kResultFile; fs::exists(kept)) kept_entry(kept, run.name);
     }
     const std::size_t first = entries_.size();
@@ -119,6 +124,7 @@ class Runner {
   ThreadPool& pool_;
   const StudyEvents& events_;
   Device device_;
+  std::set<std::string> names_;  // of all runs
   std::mutex mutex_;
   std::vector<ordered_json> entries_;
   std::vector<double> shares_;

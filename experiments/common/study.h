@@ -67,8 +67,9 @@ nlohmann::json description(const Study& study);
 // Executes the runs in folder/runs/NAME, one per thread of the pool; a run has all threads where it is the only one, or
 // where the study's runs fill a GPU. A run that did not get enough memory on a GPU continues from its last checkpoint
 // after the others, with at most half as many runs side by side. An entry is kept in its folder's result.json, and a
-// run that has one is not executed again: no other file of it is needed. Throws IoError(content) for a result.json that
-// is not the entry of this run. Returns the entries, or nothing where it was stopped.
+// run that has one is not executed again: no other file of it is needed. Throws Error where two runs have one name, and
+// IoError(content) for a result.json that is not the entry of this run. Returns the entries, or nothing where it was
+// stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
                                                              ThreadPool& pool, const StudyEvents& events,
                                                              const Device& device = {});

@@ -57,6 +57,16 @@ TEST(Study, KeepsEntriesInTheOrderOfTheRuns) {
   EXPECT_EQ(executed, 7) << "a run with a result was executed again";
 }
 
+TEST(Study, RefusesTwoRunsOfOneName) {
+  const test::TempFolder folder;
+  std::atomic<int> executed = 0;
+  auto study = counting_study(2, executed);
+  study.runs[1].name = study.runs[0].name;
+  ThreadPool pool(1);
+  test::expect_error([&] { run_study(study, folder.path(), pool, quiet()); }, "runs", "two named 0");
+  EXPECT_EQ(executed, 0);
+}
+
 TEST(Study, ExecutesRunsThatDependOnTheFirst) {
   const test::TempFolder folder;
   std::atomic<int> executed = 0;
