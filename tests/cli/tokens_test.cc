@@ -247,6 +247,14 @@ TEST_F(Tokens, GoOnOnlyWithTheSameArguments) {
   EXPECT_TRUE(same_contents(contents_of(out_), before));
 }
 
+TEST_F(Tokens, GoOnFromAnInputWhoseNameIsNotUtf8) {
+  const auto input = write_text(folder_ / "a\xff.txt", "ab\n").string();
+  EXPECT_EQ(tokenize({input}).exit_code, 0);
+  const auto again = tokenize({input});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_NE(again.out.find("it was complete already"), std::string::npos) << again.out;
+}
+
 TEST_F(Tokens, BadInputIsNamed) {
   const auto a = write_text(folder_ / "a.txt",
                             "good\nb\xff"

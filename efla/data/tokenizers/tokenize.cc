@@ -12,6 +12,7 @@
 
 #include "efla/base/error.h"
 #include "efla/io/folder_lock.h"
+#include "efla/io/json.h"
 
 namespace efla::data {
 namespace {
@@ -77,7 +78,7 @@ io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& toke
   };
   if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("tokenizer");
   const json before = index.source;
-  json now = source;
+  json now = json::parse(io::to_json_text(source));  // as an index has it, whose text is UTF-8 where a path is not
   if (!before.contains(json::json_pointer(std::string("/inputs/0/") + kChanged))) {  // an index of an earlier version
     for (auto& input : now.at("inputs")) input.erase(kChanged);
   }
