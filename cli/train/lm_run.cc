@@ -7,6 +7,7 @@
 #include "efla/autograd/context.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
 #include "efla/generate/generator.h"
@@ -37,8 +38,12 @@ nn::LanguageModelConfig model_config(const io::Fields& config, const io::TokenFo
   return is_whole ? nn::language_model_config_from_json(fields) : nn::language_model_config_from_table(fields);
 }
 
-std::string absolute(const std::string& path) {
-  return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+// Returns a path as run.json and checkpoints keep it. Throws Error for one that JSON cannot hold.
+std::string absolute(const char* field, const std::string& path) {
+  if (path.empty()) return path;
+  auto full = std::filesystem::absolute(path).lexically_normal().string();
+  if (utf8_prefix(full) != full.size()) throw Error(kTrainLm, field, full, "a path that is UTF-8");
+  return full;
 }
 
 // Returns a setting with quotes around its value, because a shell takes quotes away: TABLE.KEY='efla' for
@@ -93,9 +98,9 @@ LmSetup::LmSetup(const io::Fields& config) : options_(train::lm_options_from_jso
 
 void LmSetup::read_data() {
   train::LmDataOptions& data = options_.data;
-  data.train = absolute(data.train);
-  data.validation = absolute(data.validation);
-  if (data.tokenizer != "bytes") data.tokenizer = absolute(data.tokenizer);
+  data.train = absolute("data.train", data.train);
+  data.validation = absolute("data.validation", data.validation);
+  if (data.tokenizer != "bytes") data.tokenizer = absolute("data.tokenizer", data.tokenizer);
   train_ = std::make_unique<io::TokenFolder>(data.train);
   if (!data.validation.empty()) {
     validation_ = std::make_unique<io::TokenFolder>(data.validation);
@@ -195,7 +200,7 @@ void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, i
                                       {"threads", threads},
                                       {"device", device},
                                       {"environment", environment()}};
-  io::write_file_atomically(folder / train::kRunFile, run.dump(2) + "\n");
+  io::write_file_atomically(folder / train::kRunFile, io::to_json_text(run));
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
+#include "efla/base/utf8.h"
 #include "efla/data/digits.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/train/tasks/image_task.h"
@@ -51,11 +52,12 @@ data::ImageSet load_digit_images(const std::string& source, data::Split split, s
 }
 
 DigitData load_digits(const std::string& source, std::int64_t train_images, std::int64_t test_images) {
+  const std::string recorded =
+      source == "builtin" ? source : std::filesystem::absolute(source).lexically_normal().string();
+  if (utf8_prefix(recorded) != recorded.size()) throw Error("data", "data", recorded, "a path that is UTF-8");
   DigitData data{load_digit_images(source, data::Split::train, train_images),
                  load_digit_images(source, data::Split::test, test_images),
                  {}};
-  const std::string recorded =
-      source == "builtin" ? source : std::filesystem::absolute(source).lexically_normal().string();
   data.description = train::describe(recorded, data.train, data.test);
   return data;
 }

@@ -19,7 +19,8 @@ inline constexpr std::int64_t kBuiltinTrainImages = 20'000, kBuiltinTestImages =
 
 // Returns the first `count` images of a split. source is "builtin" or a folder with MNIST's files. A count of 0 means
 // all images of MNIST, or kBuiltinTrainImages and kBuiltinTestImages drawn ones. Throws Error, naming train_images or
-// test_images, for a count below 0 or above the number of images.
+// test_images, for a count below 0 or above the number of images. load_digits throws Error too for a path that is not
+// UTF-8, which a description cannot have.
 data::ImageSet load_digit_images(const std::string& source, data::Split split, std::int64_t count);
 DigitData load_digits(const std::string& source, std::int64_t train_images, std::int64_t test_images);
 

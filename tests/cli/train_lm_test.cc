@@ -405,6 +405,18 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_FALSE(fs::exists(path("run"))) << "a mistake left a folder behind";
 }
 
+TEST_F(TrainLm, NamesNeedNotBeUtf8ExceptThoseOfTheData) {
+  const std::vector<std::string> steps{"training.steps=2", "training.warmup_steps=1"};
+  const auto trained = run_program(train("run\xff", steps));
+  EXPECT_EQ(trained.exit_code, 0) << trained.err;
+  fs::copy(path("train"), path("run\xff") + "/train");
+  const auto refused =
+      run_command({"sh", "-c", "cd '" + path("run\xff") + "' && " + shell_line(train("other", {"data.train=train"}))});
+  EXPECT_TRUE(is_user_mistake(refused, "train lm: data.train: got ")) << refused.err;
+  EXPECT_NE(refused.err.find("expected a path that is UTF-8"), std::string::npos) << refused.err;
+  EXPECT_FALSE(fs::exists(path("other")));
+}
+
 TEST_F(TrainLm, RefusesADamagedTrainerJson) {
   ASSERT_EQ(run_program(train("run")).exit_code, 0);
   const std::string trainer = path("run") + "/checkpoints/step-000024/trainer.json";

@@ -160,6 +160,8 @@ TEST(TrainCommand, Mistakes) {
   const auto with = [&](const Arguments& more) { return run_program(small_run(run) + more); };
   EXPECT_TRUE(is_user_mistake(with({"--mixer", "elfa"}), "nearest: efla"));
   EXPECT_TRUE(is_user_mistake(with({"--data", folder.file("nowhere")}), "nowhere"));
+  EXPECT_TRUE(is_user_mistake(with({"--data", folder.file("\xff")}), "train smnist: --data: got "));
+  EXPECT_TRUE(is_user_mistake(with({"--data", folder.file("\xff")}), "expected a path that is UTF-8"));
   const auto small = folder.path() / "small";
   std::filesystem::create_directory(small);
   for (const std::string split : {"train", "t10k"}) {
