@@ -190,6 +190,7 @@ TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {
   expect_refused("/model/vocab/a", -1, "the id -1");
   expect_refused("/model/vocab/a", "b", "the id \"b\"");
   expect_refused("/model/vocab/a", 1000000, "the id 1000000");
+  expect_refused("/model/vocab/in", 257, "two tokens of the id 257");
   expect_refused("/model/merges", 3, "model.merges: got 3, expected a list");
   expect_refused("/normalizer", {{"type", "Lowercase"}}, "the normalizer \"Lowercase\"");
   expect_refused("/pre_tokenizer", nullptr, "does not end in ByteLevel");

@@ -147,6 +147,7 @@ class ByteLevelTokenizer final : public Tokenizer {
     for (const auto& [text, value] : vocabulary.items()) {
       const std::int32_t id = value;
       std::string& bytes = bytes_[static_cast<std::size_t>(id)];
+      if (!bytes.empty()) io::fail_in(path, "two tokens of the id " + std::to_string(id));
       for (std::size_t at = 0; at < text.size();) {
         const auto size = static_cast<std::size_t>(std::max(utf8_character(std::string_view(text).substr(at)), 1));
         const auto found = byte_of.find(text.substr(at, size));
