@@ -9,12 +9,9 @@ using torch::Tensor;
 MixerShape::MixerShape(const LanguageModelConfig& model)
     : config(model.mixer_config()),
       preset(mixer_preset(model.mixer)),
-      gate(config.lower_bound ? Gate::safe_channel : preset.gate) {
+      gate(config.lower_bound ? Gate::safe_channel : preset.gate),
+      rule(rule_of(preset)) {
   if (config.value_heads == 0) config.value_heads = config.heads;
-  rule.step = parse_step_size(std::string(preset.step));
-  rule.step.erase_scale = preset.erase_scale;
-  rule.step.write_scale = preset.write_scale;
-  rule.qk_l2norm = preset.qk_l2norm;
   rule.decay = gate == Gate::none ? Decay::none : gate == Gate::scalar ? Decay::scalar : Decay::channel;
   values = config.value_heads * config.value_dim;
   channels = 2 * config.heads * config.key_dim + values;

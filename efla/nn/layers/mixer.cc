@@ -128,11 +128,9 @@ void validate(const MixerConfig& given) {
 Mixer::Mixer(const MixerConfig& config, const Initialiser& init)
     : config_((validate(config), completed(config))),
       preset_(mixer_preset(config_.mixer)),
-      gate_(gate_of(config_, preset_)) {
-  rule_.step = parse_step_size(std::string(preset_.step));
-  rule_.step.erase_scale = preset_.erase_scale;
-  rule_.step.write_scale = preset_.write_scale;
-  rule_.qk_l2norm = preset_.qk_l2norm && !config_.qk_sum_norm;
+      gate_(gate_of(config_, preset_)),
+      rule_(rule_of(preset_)) {
+  rule_.qk_l2norm = rule_.qk_l2norm && !config_.qk_sum_norm;
 
   const std::int64_t width = config_.hidden, value_heads = config_.value_heads;
   q_proj_ = projection_weight(*this, init, "q_proj", keys(), width);

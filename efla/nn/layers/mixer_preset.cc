@@ -53,4 +53,13 @@ const MixerPreset& mixer_preset(std::string_view name) {
               "one of " + list + " (nearest: " + nearest_name(name, names) + ")");
 }
 
+DeltaRule rule_of(const MixerPreset& preset) {
+  DeltaRule rule;
+  rule.step = parse_step_size(std::string(preset.step));
+  rule.step.erase_scale = preset.erase_scale;
+  rule.step.write_scale = preset.write_scale;
+  rule.qk_l2norm = preset.qk_l2norm;
+  return rule;
+}
+
 }  // namespace efla::nn

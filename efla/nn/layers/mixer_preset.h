@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "efla/rule/mixer_step.h"
+#include "efla/rule/problem.h"
 
 namespace efla::nn {
 
@@ -37,5 +38,8 @@ const std::vector<MixerPreset>& mixer_presets();
 
 // Returns the preset with a name. Throws Error with the nearest name and the list if there is none.
 const MixerPreset& mixer_preset(std::string_view name);
+
+// Returns the rule of a preset without its decay.
+DeltaRule rule_of(const MixerPreset& preset);
 
 }  // namespace efla::nn
