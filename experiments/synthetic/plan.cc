@@ -92,13 +92,6 @@ SyntheticRun run_of(const json& plan, const json& task, const Setting& setting) 
   return run;
 }
 
-// Returns a text as part of a folder's name.
-std::string word_of(std::string text) {
-  std::erase(text, ',');
-  std::replace(text.begin(), text.end(), ' ', '-');
-  return text;
-}
-
 std::string name_of(const SyntheticRun& run) {
   const auto setting = word_of(run.setting);
   return word_of(run.task) + (setting.empty() ? "" : "-" + setting) + "-" + run.model.mixer + "-lr" +
@@ -121,6 +114,12 @@ void check_task_entry(const io::Fields& entry) {
 }
 
 }  // namespace
+
+std::string word_of(std::string name) {
+  std::erase(name, ',');
+  std::replace(name.begin(), name.end(), ' ', '-');
+  return name;
+}
 
 std::vector<SyntheticRun> plan_runs(const json& settings) {
   std::vector<SyntheticRun> runs;

@@ -22,6 +22,7 @@
 //   caveat           what results of this scale cannot be taken for
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "experiments/common/plan.h"
@@ -33,6 +34,9 @@ namespace efla::experiments {
 // interrupted study compares its mixers in every setting of a task at the first learning rate before it tries the next
 // rate. Throws Error for a run that no model or training can have.
 std::vector<SyntheticRun> plan_runs(const nlohmann::json& settings);
+
+// Returns the name of a task or of a setting as a part of names of folders and of HTML ids.
+std::string word_of(std::string name);
 
 // Returns the study of a plan: its runs, and its report.
 Study synthetic_study(const Plan& plan);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "efla/report/html.h"
+#include "experiments/synthetic/plan.h"
 #include "experiments/synthetic/scores.h"
 
 namespace efla::experiments {
@@ -128,19 +129,12 @@ Table table_by_test(const Scores& scores, const std::string& task) {
   return table;
 }
 
-// Returns a task's name as part of an HTML id.
-std::string id_of(std::string task) {
-  std::erase(task, ',');
-  std::replace(task.begin(), task.end(), ' ', '-');
-  return task;
-}
-
 Figure figure_by_test(const Scores& scores, const std::string& task) {
   const auto points_of = [&](const std::string& mixer) -> const json& { return scores.of(task, mixer).at("accuracy"); };
   const bool by_pairs = std::any_of(scores.mixers.begin(), scores.mixers.end(), [&](const std::string& mixer) {
     return !points_of(mixer).empty() && points_of(mixer).front().contains("pairs");
   });
-  Figure figure{"length-" + id_of(task), task, by_pairs ? "keys with their values" : "tokens of the sequence",
+  Figure figure{"length-" + word_of(task), task, by_pairs ? "keys with their values" : "tokens of the sequence",
                 Figure::Unit::accuracy, true};
   for (const auto& mixer : scores.mixers) {
     Line line;
@@ -213,7 +207,7 @@ Section curves_section(const Scores& scores, const std::vector<ordered_json>& ru
   Section section{"curves", "Training", "",
                   "Accuracy on the first test during training. Lines are means over seeds, bands their ranges."};
   for (const auto& task : scores.tasks) {
-    Figure figure{"curve-" + id_of(task), task, "step", Figure::Unit::accuracy};
+    Figure figure{"curve-" + word_of(task), task, "step", Figure::Unit::accuracy};
     for (const auto& mixer : scores.mixers) {
       const json& score = scores.of(task, mixer);
       std::map<double, std::vector<double>> samples;
