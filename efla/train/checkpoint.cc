@@ -4,7 +4,7 @@
 
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
-#include "efla/io/safetensors/safetensors.h"
+#include "efla/io/safetensors/safetensors_folder.h"
 
 namespace efla::train {
 namespace {
@@ -56,7 +56,7 @@ void read_moments(const std::filesystem::path& folder, const FlatParameters& par
 }
 
 void read_parameters(const std::filesystem::path& folder, const nn::NamedParameters& parameters) {
-  const io::SafetensorsFile file(folder / kModelFile);
+  const io::SafetensorsFile file(folder / io::kWeightsFile);
   for (const auto& [name, parameter] : parameters) nn::read_tensor(file, name, parameter);
 }
 

@@ -15,8 +15,6 @@
 
 namespace efla::train {
 
-inline constexpr const char* kModelFile = "model.safetensors";
-
 struct TrainerState {
   std::int64_t step = 0;      // updates made
   std::int64_t examples = 0;  // examples that the updates saw

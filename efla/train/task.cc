@@ -1,6 +1,6 @@
 #include "efla/train/task.h"
 
-#include "efla/io/safetensors/safetensors.h"
+#include "efla/io/safetensors/safetensors_folder.h"
 #include "efla/train/checkpoint.h"
 
 namespace efla::train {
@@ -11,7 +11,7 @@ void Task::write_model(const std::filesystem::path& folder, const FlatParameters
   for (const auto& entry : parameters.entries()) {
     entries.push_back(nn::named_tensor(entry.name, parameters.view(values, entry)));
   }
-  io::write_safetensors(folder / kModelFile, entries);
+  io::write_safetensors(folder / io::kWeightsFile, entries);
 }
 
 void Task::read_model(const std::filesystem::path& folder, const FlatParameters& parameters) {

@@ -10,20 +10,20 @@
 namespace efla::io {
 namespace {
 
-constexpr const char* kFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 }  // namespace
 
 SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) {
-  if (std::filesystem::exists(folder / kFile)) {
-    files_.push_back(std::make_unique<SafetensorsFile>(folder / kFile));
+  if (std::filesystem::exists(folder / kWeightsFile)) {
+    files_.push_back(std::make_unique<SafetensorsFile>(folder / kWeightsFile));
     path_ = files_.back()->path();
     for (const auto& tensor : files_.back()->tensors()) where_[tensor.name] = files_.back().get();
   } else if (std::filesystem::exists(folder / kIndex)) {
     open_shards(folder);
   } else {
-    throw IoError(IoError::Kind::missing, folder.string(), -1, std::string("has neither ") + kFile + " nor " + kIndex);
+    throw IoError(IoError::Kind::missing, folder.string(), -1,
+                  std::string("has neither ") + kWeightsFile + " nor " + kIndex);
   }
 }
 

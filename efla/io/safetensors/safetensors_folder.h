@@ -12,6 +12,8 @@
 
 namespace efla::io {
 
+inline constexpr const char* kWeightsFile = "model.safetensors";
+
 class SafetensorsFolder {
  public:
   // Throws IoError(missing) if there is neither, and IoError(content) for an index that is invalid, names a file

@@ -23,7 +23,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigFile = "config.json";
-constexpr const char* kWeightsFile = "model.safetensors";
 
 // Checks that the model and the folder have the same tensors.
 void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model) {
@@ -83,7 +82,7 @@ void save_language_model(const LanguageModel& model, const fs::path& folder) {
     values.push_back(parameter.value().detach().to(torch::kCPU));
     entries.push_back(named_tensor(parameter.key(), values.back()));
   }
-  io::write_safetensors(folder / kWeightsFile, entries, {{"format", "pt"}});
+  io::write_safetensors(folder / io::kWeightsFile, entries, {{"format", "pt"}});
   io::write_file_atomically(folder / kConfigFile, to_json(model.config()).dump(1) + "\n");
 }
 
