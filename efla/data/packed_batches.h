@@ -28,7 +28,6 @@ class TokenWindows {
   TokenWindows(const io::TokenFolder& folder, std::int64_t length);
 
   std::int64_t count() const { return count_; }
-  std::int64_t length() const { return length_; }
 
   // Returns a batch whose rows are these windows, each in [0, count()).
   PackedBatch read(std::span<const std::int64_t> windows) const;

@@ -162,7 +162,6 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(ByteView bytes) {
-  written_ += bytes.size();
   if (buffer_.size() + bytes.size() > kWriteBuffer) flush();
   if (bytes.size() > kWriteBuffer) return write_through(bytes);
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());

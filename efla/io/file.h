@@ -56,8 +56,6 @@ class AtomicFile {
   void overwrite(std::uint64_t offset, ByteView bytes);
   void commit();
 
-  std::uint64_t bytes_written() const { return written_; }
-
  private:
   void flush();
   void write_through(ByteView bytes);
@@ -65,7 +63,6 @@ class AtomicFile {
   std::filesystem::path target_, temporary_;
   int descriptor_ = -1;
   Bytes buffer_;
-  std::uint64_t written_ = 0;
 };
 
 // Returns whether AtomicFile gives such a name to its temporary files. A process that was killed leaves them.

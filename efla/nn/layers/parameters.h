@@ -15,7 +15,7 @@ namespace efla::nn {
 // its full name, so that models that differ in one part have equal initial values in all other parts.
 class Initialiser {
  public:
-  explicit Initialiser(std::uint64_t seed, std::string prefix = {}) : seed_(seed), prefix_(std::move(prefix)) {}
+  explicit Initialiser(std::uint64_t seed) : seed_(seed) {}
 
   // Returns an initialiser with the same seed for a part of the model. Full names then begin with "part.".
   Initialiser within(const std::string& part) const;
