@@ -216,7 +216,7 @@ TEST(EvalCommand, MeasuresARun) {
   other_is(R"({"model": {}, "data": {"train_images": 1}, "training": {}})",
            "config.model.mixer: got nothing, expected a text");
   other_is(R"({"model": {"hidden_size": 128}, "data": {"train": "tokens"}, "training": {}})",
-           "belongs to another run than one of efla train smnist");
+           "belongs to a run of another command than efla train smnist");
   EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", folder.path()}), "has no checkpoint"));
 
   const std::string trainer = run + "/checkpoints/step-000010/trainer.json", whole = read_text(trainer);

@@ -31,10 +31,11 @@ Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
 }
 
 #if TORCH_VERSION_MAJOR >= 2
-// Does what causal_attention does with LibTorch's fused kernels for GPUs, which keep no scores. S must be T, or T 1.
+// Computes causal_attention by LibTorch's fused kernels for GPUs, which do not store the scores. Requires S = T or T
+// = 1.
 Tensor fused_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const auto of_query_heads = [&](const Tensor& t) {
-    return t.repeat_interleave(q.size(1) / t.size(1), 1).to(q.scalar_type());
+    return (t.size(1) == q.size(1) ? t : t.repeat_interleave(q.size(1) / t.size(1), 1)).to(q.scalar_type());
   };
   return at::scaled_dot_product_attention(q, of_query_heads(k), of_query_heads(v), {}, 0.0, q.size(2) == k.size(2));
 }

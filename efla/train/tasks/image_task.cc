@@ -170,7 +170,7 @@ json read_image_config(const std::filesystem::path& checkpoint) {
   json config = read_trainer_state(checkpoint).config;
   const std::string file = trainer_file(checkpoint);
   if (!config.contains(json::json_pointer("/data/train_images"))) {
-    throw IoError(IoError::Kind::content, file, -1, "belongs to another run than one of efla train smnist");
+    throw IoError(IoError::Kind::content, file, -1, "belongs to a run of another command than efla train smnist");
   }
   require_image_config({config, io::refuse_in_file(file), "config"});
   return config;
