@@ -116,7 +116,6 @@ void check_task_entry(const io::Fields& entry) {
 }  // namespace
 
 std::string word_of(std::string name) {
-  std::erase(name, ',');
   std::replace(name.begin(), name.end(), ' ', '-');
   return name;
 }

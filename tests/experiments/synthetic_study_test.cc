@@ -166,7 +166,12 @@ TEST(SyntheticPlan, NamedTasksAlone) {
 
 TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
   for (const PlanText text : {mad_plan, mqar_plan, extrapolation_plan, state_tracking_plan}) {
-    for (const char* scale : {"tiny", "small", "paper"}) EXPECT_FALSE(runs_of(text, scale).empty());
+    for (const char* scale : {"tiny", "small", "paper"}) {
+      const auto runs = runs_of(text, scale);
+      EXPECT_FALSE(runs.empty());
+      // --tasks separates names by commas.
+      for (const auto& run : runs) EXPECT_EQ(run.task.find(','), std::string::npos) << run.task;
+    }
   }
   expect_error([] { runs_of(mad_plan, "tiny", {{"mixers", {"elfa"}}}); }, "mixer", "nearest: efla");
   expect_error([] { runs_of(mad_plan, "tiny", {{"seeds", {1, 1}}}); }, "seeds", "1 twice");
