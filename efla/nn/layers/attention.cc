@@ -19,16 +19,29 @@ using torch::Tensor;
 // Queries per block. Blocks bound the memory for scores, and a block skips the keys after its last query.
 constexpr std::int64_t kQueries = 256;
 
-// Rotates x [B, H, T, E], E = D/H, by positions [T].
-Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
-  const std::int64_t half = x.size(-1) / 2;
-  const auto exponents =
-      torch::arange(half, positions.options().dtype(torch::kDouble)) * (-std::log(theta) / static_cast<double>(half));
-  const auto angles = torch::outer(positions.to(torch::kDouble), exponents.exp());  // [T, E/2]
-  const auto cos = angles.cos().to(x.scalar_type()), sin = angles.sin().to(x.scalar_type());
-  const auto a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
-  return torch::cat({a * cos - b * sin, b * cos + a * sin}, -1);
-}
+// The rotation of queries and keys with E = D/H elements by the positions of T tokens.
+class Rotation {
+ public:
+  // positions [T] are on the device of the queries and keys, whose type is `dtype`.
+  Rotation(const Tensor& positions, std::int64_t dim, double theta, torch::ScalarType dtype) {
+    const std::int64_t half = dim / 2;
+    const auto exponents =
+        torch::arange(half, positions.options().dtype(torch::kDouble)) * (-std::log(theta) / static_cast<double>(half));
+    const auto angles = torch::outer(positions.to(torch::kDouble), exponents.exp());  // [T, E/2]
+    cos_ = angles.cos().to(dtype);
+    sin_ = angles.sin().to(dtype);
+  }
+
+  // Rotates x [B, H, T, E].
+  Tensor operator()(const Tensor& x) const {
+    const std::int64_t half = cos_.size(1);
+    const auto a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
+    return torch::cat({a * cos_ - b * sin_, b * cos_ + a * sin_}, -1);
+  }
+
+ private:
+  Tensor cos_, sin_;  // [T, E/2]
+};
 
 #if TORCH_VERSION_MAJOR >= 2
 // Computes causal_attention by LibTorch's fused kernels for GPUs, which do not store the scores. Requires S = T or T
@@ -106,12 +119,13 @@ Attention::Attention(const AttentionConfig& config, const Initialiser& init) : c
 }
 
 Attention::Heads Attention::heads_of(const Tensor& x, const Tensor& positions) const {
+  const std::int64_t dim = config_.hidden / config_.heads;
   const auto split = [&](const Tensor& weight) {
-    return autograd::linear(x, weight).unflatten(2, {-1, config_.hidden / config_.heads}).transpose(1, 2);
+    return autograd::linear(x, weight).unflatten(2, {-1, dim}).transpose(1, 2);
   };
-  const auto on_device = positions.to(x.device());
-  return {rotated(split(q_proj_->value), on_device, config_.rope_theta),
-          rotated(split(k_proj_->value), on_device, config_.rope_theta), split(v_proj_->value)};
+  const auto q = split(q_proj_->value), k = split(k_proj_->value);
+  const Rotation rotated(positions.to(x.device()), dim, config_.rope_theta, q.scalar_type());
+  return {rotated(q), rotated(k), split(v_proj_->value)};
 }
 
 Tensor Attention::output(const Tensor& o) const {
@@ -141,7 +155,8 @@ KeyValueCache Attention::initial_cache(std::int64_t batch) const {
 
 Tensor Attention::forward(const Tensor& x, KeyValueCache& cache) const {
   const torch::NoGradGuard no_grad;
-  const auto [q, k, v] = heads_of(x, torch::arange(cache.tokens(), cache.tokens() + x.size(1)));
+  const auto [q, k, v] = heads_of(
+      x, torch::arange(cache.tokens(), cache.tokens() + x.size(1), torch::device(x.device()).dtype(torch::kLong)));
   cache.append(k, v);
   return output(causal_attention(q, cache.keys(), cache.values()));
 }
