@@ -1,9 +1,9 @@
-#include "efla/data/tokenizers/byte_level_tokenizer.h"
+#include "efla/data/tokenizers/json_tokenizer.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/try_tokenizer.h"
 
 namespace efla::fuzz {
 
-void tokenizer_json(io::ByteView bytes) { try_tokenizer(bytes, data::make_byte_level_tokenizer); }
+void tokenizer_json(io::ByteView bytes) { try_tokenizer(bytes, data::make_json_tokenizer); }
 
 }  // namespace efla::fuzz

@@ -182,7 +182,7 @@ TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {
   expect_refused("/model/type", "Unigram", "the model \"Unigram\" instead of BPE");
   expect_refused("/model/type", std::string(98, 'x') + "ää",
                  "the model \"" + std::string(98, 'x') + "… instead of BPE");
-  expect_refused("/model/byte_fallback", true, "byte_fallback, which is not supported: use its SentencePiece model");
+  expect_refused("/model/byte_fallback", true, "byte_fallback and the decoder ByteLevel");
   expect_refused("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
   expect_refused("/model/merges/0", {"t", "hat"}, "a merge of \"hat\", which is not in the vocabulary");
   expect_refused("/model/merges/0", "th", "expected two tokens");

@@ -11,12 +11,16 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/sentencepiece.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/tokenizer_parts.h"
 
 namespace efla::data {
 namespace {
 
+using test::decode_in_parts;
+using test::encode_in_parts;
 using test::expect_error;
 using test::ModelOptions;
+using test::random_text;
 using test::sentencepiece_model;
 using test::TempFolder;
 using test::write_text;
@@ -32,44 +36,6 @@ std::unique_ptr<Tokenizer> load_model(const std::string& bytes) {
 
 std::unique_ptr<Tokenizer> small(const ModelOptions& options = {}) {
   return load_model(sentencepiece_model({"ab", "▁a", "abc", "▁", "▁▁", "a", "b", "c", "é", "▁ab"}, options));
-}
-
-// Letters, spaces in runs, characters of two to four bytes, and the character that stands for a space in pieces.
-std::string random_text(Random& random, std::size_t characters) {
-  static const std::vector<std::string> kCharacters{"a",  "b",  "c", "d",  " ",    " ", " ",
-                                                    "  ", "\n", "é", "東", "🦙", "▁", "ab"};
-  std::string text;
-  for (std::size_t i = 0; i < characters; ++i) {
-    text += kCharacters[random.below(static_cast<std::uint32_t>(kCharacters.size()))];
-  }
-  return text;
-}
-
-// encode of the parts that last_cut makes of a text.
-Ids encode_in_parts(const Tokenizer& tokenizer, std::string_view text, std::size_t reach) {
-  Ids ids;
-  while (text.size() > reach) {
-    auto cut = tokenizer.last_cut(text.substr(0, reach));
-    if (cut.end == 0) cut = tokenizer.last_cut(text);
-    if (cut.end == 0) break;
-    const auto part = tokenizer.encode(text.substr(0, cut.end));
-    ids.insert(ids.end(), part.begin(), part.end());
-    text.remove_prefix(cut.next);
-  }
-  const auto rest = tokenizer.encode(text);
-  ids.insert(ids.end(), rest.begin(), rest.end());
-  return ids;
-}
-
-std::string decode_in_parts(const Tokenizer& tokenizer, const Ids& ids) {
-  StreamDecoder decoder(tokenizer);
-  std::string text;
-  for (const auto id : ids) {
-    const auto part = decoder.push(id);
-    EXPECT_EQ(utf8_prefix(part), part.size());
-    text += part;
-  }
-  return text + decoder.finish();
 }
 
 TEST(Utf8, TellsCharactersFromOtherBytes) {

@@ -11,8 +11,8 @@
 #include <utf8proc.h>
 
 #include "efla/base/utf8.h"
+#include "efla/data/tokenizers/stages.h"
 #include "efla/io/content_error.h"
-#include "efla/io/fields.h"
 
 namespace efla::data {
 namespace {
@@ -29,26 +29,7 @@ constexpr std::array<std::string_view, 3> kSplitAtSpaces{
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
-std::string type_of(const json& stage, const char* what, const std::string& path) {
-  return io::Fields(stage, io::refuse_in_file(path), what).get<std::string>("type");
-}
-
-// Returns the stages of a Sequence, or the one stage.
-std::vector<json> stages_of(const json& stage, const char* what, const char* list, const std::string& path) {
-  if (stage.is_null()) return {};
-  if (type_of(stage, what, path) != "Sequence") return {stage};
-  std::vector<json> stages;
-  for (const auto& inner : io::Fields(stage, io::refuse_in_file(path), what).objects(list)) {
-    stages.push_back(inner.content());
-  }
-  return stages;
-}
-
 }  // namespace
-
-void refuse_tokenizer(const std::string& path, const std::string& what) {
-  io::fail_in(path, "a tokenizer with " + what + ", which is not supported");
-}
 
 // A regular expression in the syntax of Oniguruma, the library that Hugging Face's tokenizers use.
 class PreTokenizer::Pattern {
@@ -103,9 +84,9 @@ class PreTokenizer::Pattern {
 };
 
 PreTokenizer::PreTokenizer(const json& normalizer, const json& pre_tokenizer, const std::string& path) {
-  for (const json& stage : stages_of(normalizer, "normalizer", "normalizers", path)) add_normalizer(stage, path);
+  for (const auto& stage : stages_of(normalizer, "normalizer", "normalizers", path)) add_normalizer(stage, path);
   const auto stages = stages_of(pre_tokenizer, "pre_tokenizer", "pretokenizers", path);
-  if (stages.empty() || type_of(stages.back(), "pre_tokenizer", path) != "ByteLevel") {
+  if (stages.empty() || stages.back().get<std::string>("type") != "ByteLevel") {
     refuse_tokenizer(path, "a pre_tokenizer that does not end in ByteLevel");
   }
   for (std::size_t i = 0; i < stages.size(); ++i) add_step(stages[i], i + 1 == stages.size(), path);
@@ -113,21 +94,20 @@ PreTokenizer::PreTokenizer(const json& normalizer, const json& pre_tokenizer, co
 PreTokenizer::~PreTokenizer() = default;
 PreTokenizer::PreTokenizer(PreTokenizer&&) noexcept = default;
 
-void PreTokenizer::add_normalizer(const json& normalizer, const std::string& path) {
+void PreTokenizer::add_normalizer(const io::Fields& normalizer, const std::string& path) {
   static constexpr std::array<std::pair<std::string_view, int>, 4> kForms{
       {{"NFC", UTF8PROC_STABLE | UTF8PROC_COMPOSE},
        {"NFD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
        {"NFKC", UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
        {"NFKD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT}}};
-  const std::string type = type_of(normalizer, "normalizer", path);
+  const auto type = normalizer.get<std::string>("type");
   const auto* const form =
       std::find_if(kForms.begin(), kForms.end(), [&](const auto& known) { return known.first == type; });
   if (form == kForms.end()) refuse_tokenizer(path, "the normalizer " + io::brief(type));
   forms_.push_back(form->second);
 }
 
-void PreTokenizer::add_step(const json& step, bool last, const std::string& path) {
-  const io::Fields fields(step, io::refuse_in_file(path), "pre_tokenizer");
+void PreTokenizer::add_step(const io::Fields& fields, bool last, const std::string& path) {
   const auto type = fields.get<std::string>("type");
   const auto flag = [&](const char* name, bool otherwise) { return fields.find<bool>(name).value_or(otherwise); };
   const auto add = [&](std::string_view expression, bool keep_gaps) {

@@ -8,10 +8,9 @@
 #include <string_view>
 #include <vector>
 
-namespace efla::data {
+#include "efla/io/fields.h"
 
-// Throws IoError(content): a tokenizer.json with `what`, which is not supported.
-[[noreturn]] void refuse_tokenizer(const std::string& path, const std::string& what);
+namespace efla::data {
 
 // Normalizes and splits texts. The const functions may be called by several threads at once.
 class PreTokenizer {
@@ -36,8 +35,8 @@ class PreTokenizer {
  private:
   class Pattern;
 
-  void add_normalizer(const nlohmann::json& normalizer, const std::string& path);
-  void add_step(const nlohmann::json& step, bool last, const std::string& path);
+  void add_normalizer(const io::Fields& normalizer, const std::string& path);
+  void add_step(const io::Fields& fields, bool last, const std::string& path);
   void split_from(std::size_t step, std::string_view text, const std::function<void(std::string_view)>& f) const;
 
   std::vector<int> forms_;  // utf8proc's options, one after the other

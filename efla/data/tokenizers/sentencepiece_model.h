@@ -3,21 +3,18 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "efla/io/file.h"
 
 namespace efla::data {
 
-inline constexpr std::string_view kSpace = "\u2581";  // stands for a space inside of pieces
-
 struct SentencePieceModel {
   enum class Type { unigram = 1, bpe, word, character };
   enum class Kind { normal = 1, unknown, control, user_defined, unused, byte };
 
   struct Piece {
-    std::string text;  // UTF-8; kSpace stands for a space
+    std::string text;  // UTF-8; kSpace (pieces.h) stands for a space
     float score = 0.0F;
     Kind kind = Kind::normal;
   };

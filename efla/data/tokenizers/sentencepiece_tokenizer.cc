@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <unordered_map>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_pairs.h"
+#include "efla/data/tokenizers/pieces.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
 #include "efla/io/content_error.h"
 #include "efla/io/sha256.h"
@@ -40,30 +40,6 @@ void check_supported(const SentencePieceModel& model, const std::string& path) {
     if (piece.kind == Kind::user_defined) refuse(path, "user-defined pieces");
     if (piece.kind == Kind::unused) refuse(path, "unused pieces");
   }
-}
-
-std::string spaces_for(std::string_view piece) {
-  std::string text;
-  for (std::size_t at = 0; at < piece.size();) {
-    const bool space = piece.substr(at).starts_with(kSpace);
-    text += space ? ' ' : piece[at];
-    at += space ? kSpace.size() : 1;
-  }
-  return text;
-}
-
-// Returns the end of the word that starts at a place: spaces, and what follows up to the next space.
-std::size_t word_end(std::string_view text, std::size_t begin) {
-  while (text.substr(begin).starts_with(kSpace)) begin += kSpace.size();
-  return std::min(text.find(kSpace, begin), text.size());
-}
-
-// Returns the byte of a piece such as "<0x0A>"; −1 for any other piece.
-int byte_of(std::string_view piece) {
-  if (piece.size() != 6 || !piece.starts_with("<0x") || !piece.ends_with('>')) return -1;
-  std::uint8_t value = 0;
-  const auto* digits = piece.data() + 3;
-  return std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2 ? value : -1;
 }
 
 // Byte-pair encoding with scored pieces: the pair with the highest score is joined first.
@@ -101,16 +77,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   TextCut last_cut(std::string_view text) const override {
     if (!words_) return {};
-    const auto is_space = [](std::string_view at) { return at.starts_with(' ') || at.starts_with(kSpace); };
-    for (auto i = text.rfind(' '); i != std::string_view::npos && i > 0; i = text.rfind(' ', i - 1)) {
-      const auto before = text.substr(0, i), behind = text.substr(i + 1);
-      // An incomplete character may still become a space.
-      if (behind.empty() || utf8_character(behind) < 1 || is_space(behind)) continue;
-      if (before.ends_with(' ') || before.ends_with(kSpace)) continue;
-      // If encode adds a prefix to the next text, the prefix takes the place of this space.
-      return {i, add_prefix_ ? i + 1 : i};
-    }
-    return {};
+    const auto at = last_word_break(text, [](char, char) { return true; });
+    if (at == 0) return {};
+    // If encode adds a prefix to the next text, the prefix takes the place of this space.
+    return {at, add_prefix_ ? at + 1 : at};
   }
 
  private:
@@ -133,7 +103,7 @@ class SentencePieceTokenizer final : public Tokenizer {
         bytes_.emplace_back();
         break;
       default:
-        bytes_.push_back(spaces_for(piece.text));
+        bytes_.push_back(with_spaces(piece.text));
         ids_.emplace(piece.text, id);
     }
   }
@@ -184,19 +154,11 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
   }
   std::vector<std::int32_t> out;
   if (text.empty()) return out;
-  std::string escaped(add_prefix_ ? kSpace : "");
-  escaped.reserve(text.size() + text.size() / 2);
-  for (const char c : text) {
-    if (c == ' ') {
-      escaped += kSpace;
-    } else {
-      escaped += c;
-    }
-  }
+  const std::string marked = (add_prefix_ ? std::string(kSpace) : "") + with_marks(text);
 
   WordIds words;
   BytePairs pairs;
-  const std::string_view rest = escaped;
+  const std::string_view rest = marked;
   for (std::size_t begin = 0; begin < rest.size();) {
     const auto end = words_ ? word_end(rest, begin) : rest.size();
     words.append(rest.substr(begin, end - begin), out,

@@ -7,7 +7,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
-#include "efla/data/tokenizers/byte_level_tokenizer.h"
+#include "efla/data/tokenizers/json_tokenizer.h"
 #include "efla/data/tokenizers/sentencepiece_tokenizer.h"
 #include "efla/io/sha256.h"
 
@@ -90,7 +90,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
                   "cannot open it; a tokenizer is bytes, or the path of a SentencePiece model or of a tokenizer.json");
   }
   const auto bytes = io::read_file(name, kMaxModelBytes);
-  return name.ends_with(".json") ? make_byte_level_tokenizer(bytes, name) : make_sentencepiece_tokenizer(bytes, name);
+  return name.ends_with(".json") ? make_json_tokenizer(bytes, name) : make_sentencepiece_tokenizer(bytes, name);
 }
 
 void require_same_tokenizer(const io::TokenizerInfo& expected, const io::TokenizerInfo& got,

@@ -1,4 +1,4 @@
-// Converts text to token ids and back: SentencePiece models, BPE over bytes from a tokenizer.json, and bytes.
+// Converts text to token ids and back: SentencePiece models, BPE from a tokenizer.json, and bytes.
 #pragma once
 
 #include <cstddef>
@@ -72,9 +72,9 @@ class StreamDecoder {
   bool begun_ = false;
 };
 
-// Loads "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos), the BPE over bytes in a file whose name ends in
-// .json (byte_level_tokenizer.h), or the SentencePiece model at a path: BPE with the identity normalizer, like the
-// models of Llama and Mistral. Throws IoError for a file that is missing, broken, or of another kind.
+// Loads "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos), the BPE in a file whose name ends in .json
+// (json_tokenizer.h), or the SentencePiece model at a path: BPE with the identity normalizer, like the models of Llama
+// and Mistral. Throws IoError for a file that is missing, broken, or of another kind.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
 // Throws Error that names both tokenizers if they differ, because ids of one must not be read with the other.

@@ -9,6 +9,7 @@
 
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_level_tokenizer.h"
+#include "efla/data/tokenizers/pieces.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/file.h"

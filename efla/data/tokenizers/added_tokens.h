@@ -1,0 +1,54 @@
+// The added tokens of a tokenizer.json: texts that are one token wherever they occur.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efla/io/fields.h"
+
+namespace efla::data {
+
+struct AddedToken {
+  std::int32_t id;
+  std::string text;
+  bool special, normalized;  // normalized: its normalized text is to be found in the normalized text
+};
+
+// Reads the field `added_tokens`, which may be missing. Throws IoError(content) for what is not supported. path is for
+// messages.
+std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std::string& path);
+
+// Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
+class AddedTokens {
+ public:
+  void add(const AddedToken& token);
+
+  // Calls token(id) for each token and text(part) for each non-empty text between tokens, in the order of the text.
+  template <class Text, class Token>
+  void split(std::string_view all, const Text& text, const Token& token) const {
+    std::size_t done = 0;
+    for (std::size_t at = 0; at < all.size();) {
+      const AddedToken* const found = at_start_of(all.substr(at));
+      if (found == nullptr) {
+        ++at;
+        continue;
+      }
+      if (at > done) text(all.substr(done, at - done));
+      token(found->id);
+      at += found->text.size();
+      done = at;
+    }
+    if (done < all.size()) text(all.substr(done));
+  }
+
+ private:
+  const AddedToken* at_start_of(std::string_view text) const;
+
+  std::array<std::vector<AddedToken>, 256> by_first_;  // by the first byte, the longest first
+};
+
+}  // namespace efla::data

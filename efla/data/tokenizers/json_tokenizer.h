@@ -1,0 +1,103 @@
+// What all tokenizers of a tokenizer.json of Hugging Face's tokenizers have in common: BPE with a list of merges, and
+// added tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "efla/data/tokenizers/added_tokens.h"
+#include "efla/data/tokenizers/byte_pairs.h"
+#include "efla/data/tokenizers/tokenizer.h"
+#include "efla/io/fields.h"
+#include "efla/io/file.h"
+
+namespace efla::data {
+
+// A tokenizer.json, and what the tokenizer_config.json beside it names.
+struct TokenizerFile {
+  const io::Fields& document;
+  const std::string& path;
+  std::vector<AddedToken> added;
+  io::TokenizerInfo info;
+};
+
+// Makes a tokenizer from the bytes of the file at `path`; the tokenizer_config.json beside it names bos and eos. encode
+// finds added tokens in texts, and ignores the file's post_processor. Throws IoError(content) that names what is not
+// supported.
+std::unique_ptr<Tokenizer> make_json_tokenizer(io::ByteView bytes, const std::string& path);
+
+class JsonTokenizer : public Tokenizer {
+ public:
+  std::vector<std::int32_t> encode(std::string_view text) const final;
+  std::string_view bytes_of(std::int32_t id) const final;
+
+ protected:
+  explicit JsonTokenizer(const TokenizerFile& file);
+
+  // Returns the text in its normal form.
+  virtual std::string normalized(std::string_view text) const = 0;
+
+  // Appends the ids of a normalized text without added tokens. first: whether the whole text begins with it.
+  virtual void encode_part(std::string_view part, bool first, std::vector<std::int32_t>& out) const = 0;
+
+  // Adds a token of the vocabulary: its text as `encode_part` joins it, and its bytes. Throws for an id given twice.
+  void add(std::int32_t id, std::string text, std::string bytes, const std::string& path);
+  // Adds the merges and the added tokens. The vocabulary must be added, and `normalized` must be ready.
+  void add_merges_and_added_tokens(const TokenizerFile& file);
+  void set_bytes(std::int32_t id, std::string bytes) { bytes_[static_cast<std::size_t>(id)] = std::move(bytes); }
+
+  // Returns the id of a text of the vocabulary; −1: none.
+  std::int32_t find(std::string_view text) const;
+
+  // Appends the ids of a word, whose first symbols `push(pairs)` pushes.
+  template <class Push>
+  void encode_word(std::string_view word, BytePairs& pairs, const Push& push, std::vector<std::int32_t>& out) const {
+    if (whole_words_) {
+      if (const auto id = find(word); id >= 0) return out.push_back(id);
+    }
+    pairs.clear();
+    push(pairs);
+    const auto joined = [&](const BytePairs::Symbol& left, const BytePairs::Symbol& right) -> BytePairs::Joined {
+      const auto found = merges_.find(pair_of(left.id, right.id));
+      if (found == merges_.end()) return {-1, 0};
+      return {found->second.id, static_cast<double>(found->second.rank)};
+    };
+    pairs.join(joined, [&](const BytePairs::Symbol& symbol) { out.push_back(symbol.id); });
+  }
+
+  // Whether a word that is in the vocabulary becomes that token without merges.
+  bool whole_words() const { return whole_words_; }
+
+ private:
+  struct Merge {
+    std::int32_t rank, id;
+  };
+
+  // Returns the key in merges_ of two neighbouring tokens.
+  static std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
+    return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
+  }
+
+  // The keys of ids_ may be looked up without a copy.
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+
+  AddedTokens tokens_, normalized_tokens_;  // found before and after the text is normalized
+  std::vector<std::string> bytes_;          // [vocab_size] bytes of each token
+  std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>> ids_;
+  std::unordered_map<std::uint64_t, Merge> merges_;
+  bool whole_words_;
+};
+
+}  // namespace efla::data
