@@ -104,18 +104,24 @@ struct DeltaBackward {
   SavedStates saved = {};                // as in DeltaForward
 };
 
+// Copies what a forward and its backward read alike, without states.
+template <class From, class To>
+void copy_inputs(const From& from, To& to) {
+  to.shape = from.shape;
+  to.rule = from.rule;
+  to.q = from.q;
+  to.k = from.k;
+  to.v = from.v;
+  to.beta = from.beta;
+  to.g = from.g;
+  to.cu_seqlens = from.cu_seqlens;
+}
+
 // Returns a backward with the inputs and the saved states of a forward, and without gradients.
 template <class T>
 DeltaBackward<T> backward_of(const DeltaForward<T>& p) {
   DeltaBackward<T> backward;
-  backward.shape = p.shape;
-  backward.rule = p.rule;
-  backward.q = p.q;
-  backward.k = p.k;
-  backward.v = p.v;
-  backward.beta = p.beta;
-  backward.g = p.g;
-  backward.cu_seqlens = p.cu_seqlens;
+  copy_inputs(p, backward);
   backward.chunk_states = p.chunk_states;
   backward.saved = p.saved;
   return backward;

@@ -22,7 +22,7 @@
 
 namespace efla::gpu {
 
-inline constexpr int kChunkTokens = 64;
+inline constexpr int kChunkTokens = kRowsPerTile;  // so that a chunk's rows of 64 elements are one tile
 
 // The record of a chunk and value head. For token i of the chunk, γ_i is the decay from the chunk's start to i, γ_C the
 // decay over the chunk, and Γ_ij = γ_i/γ_j the decay from token j to token i. a and b are the erase and write gains,
@@ -114,6 +114,10 @@ inline constexpr std::int64_t kMultiprocessors = 132;
 
 // Returns how many times `blocks` thread blocks fill kMultiprocessors, with one block per multiprocessor.
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
+
+// Thread blocks of 128 value columns, from which on a sweep has such blocks. With fewer of them, twice as many blocks
+// of 64 columns occupy multiprocessors that would be idle.
+inline constexpr std::int64_t kManyBlocks = kMultiprocessors * 8 / 11;
 
 template <class E>
 constexpr bool has_channel_gate(const ChunkProblem<E>& c) {

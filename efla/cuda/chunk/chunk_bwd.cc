@@ -106,14 +106,7 @@ void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cuda
   });
   ChunkBackward<E> c;
   c.p = p;
-  c.forward.p.shape = p.shape;
-  c.forward.p.rule = p.rule;
-  c.forward.p.q = p.q;
-  c.forward.p.k = p.k;
-  c.forward.p.v = p.v;
-  c.forward.p.beta = p.beta;
-  c.forward.p.g = p.g;
-  c.forward.p.cu_seqlens = p.cu_seqlens;
+  copy_inputs(p, c.forward.p);
   c.forward.slots = chunk_slots(p.shape);
   c.forward.slots_per_sequence = p.shape.packed > 0 ? 0 : c.forward.slots / p.shape.batch;
   c.forward.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));

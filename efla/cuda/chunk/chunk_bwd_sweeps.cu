@@ -7,6 +7,7 @@
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

@@ -11,6 +11,7 @@
 // reverse sweep.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/error.h"
@@ -551,7 +552,7 @@ void launch_both(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorM
 
 template <int kTiles, bool kChannel, class E>
 void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
-  if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= 96) {
+  if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= kManyBlocks) {
     return launch_both<kTiles, 2, kChannel>(c, maps, dout, stream);
   }
   launch_both<kTiles, 1, kChannel>(c, maps, dout, stream);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/tile.cuh"
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "efla/cuda/chunk/channels.cuh"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {

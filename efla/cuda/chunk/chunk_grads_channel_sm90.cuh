@@ -9,6 +9,7 @@
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/chunk_grads_channel_memory.cuh"
 #include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
 

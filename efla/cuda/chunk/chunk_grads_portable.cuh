@@ -8,6 +8,7 @@
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
 #include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {

@@ -5,6 +5,7 @@
 // column w of T below the diagonal, 3 − w blocks. A, T, P and the vectors are defined at ChunkRecord (chunk.h).
 #pragma once
 
+#include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
 #include "efla/rule/step_size.h"

@@ -3,6 +3,7 @@
 // column 16·b + 8·h + 2·(lane % 4) + e.
 #pragma once
 
+#include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tile.cuh"
 

@@ -8,6 +8,7 @@
 // tokens.
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/products.cuh"
+#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

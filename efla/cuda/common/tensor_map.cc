@@ -9,7 +9,6 @@
 #include <string>
 #include <type_traits>
 
-#include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 
@@ -61,7 +60,7 @@ CUtensorMap map_rows(const View<const E, 4>& view) {
       std::is_same_v<E, bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = encoder();
   cuuint64_t extents[4], strides[3];
-  const cuuint32_t box[4] = {64, 1, kChunkTokens, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {64, 1, kRowsPerTile, 1}, steps[4] = {1, 1, 1, 1};
   for (int i = 0; i < 4; ++i) extents[i] = static_cast<cuuint64_t>(view.extent[3 - i]);
   for (int i = 0; i < 3; ++i) strides[i] = static_cast<cuuint64_t>(stride_bytes(view, i));
   CUtensorMap map;

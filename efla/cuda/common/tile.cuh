@@ -7,12 +7,12 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/view.h"
-#include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/ptx.cuh"
+#include "efla/cuda/common/tensor_map.h"
 
 namespace efla::gpu {
 
-inline constexpr int kTileBytes = kChunkTokens * 128;
+inline constexpr int kTileBytes = kRowsPerTile * 128;
 
 // Returns the byte offset of piece `piece` of row `row`. Pieces from 8 on are in the next tiles.
 __device__ __forceinline__ int piece_offset(int row, int piece) {
@@ -62,51 +62,7 @@ __device__ __forceinline__ void write_block_transposed(unsigned char* tile, int 
 
 // Zeroes the rows of a tile from `first` on. Run by `threads` threads, of which this is number `thread`.
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int first, int thread, int threads) {
-  for (int at = 8 * first + thread; at < 8 * kChunkTokens; at += threads) reinterpret_cast<uint4*>(tile)[at] = uint4{};
-}
-
-// Where a chunk lies: sequence n of batch entry i_b with tokens [begin, end), the chunk's first token and its number of
-// tokens, which is 0 if the slot has no chunk.
-struct ChunkAt {
-  std::int64_t n, i_b, begin, end, start;
-  int rows;
-};
-
-// Returns the slot of the first chunk of a sequence.
-template <class E>
-__device__ __forceinline__ std::int64_t first_slot(const ChunkProblem<E>& c, std::int64_t n) {
-  return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kChunkTokens + n;
-}
-
-// Returns the last of `sequences` sequences for which first(n), which increases with n, is at most `index`. All lanes
-// of a warp take part.
-template <class F>
-__device__ __forceinline__ std::int64_t find_sequence(std::int64_t sequences, std::int64_t index, F&& first) {
-  std::int64_t low = 0, high = sequences;  // first(low) ≤ index, and the answer is below high
-  while (high - low > 1) {
-    const std::int64_t step = (high - low + 31) / 32, n = low + static_cast<int>(threadIdx.x % 32) * step;
-    const unsigned below = __ballot_sync(0xffffffffU, n < high && first(n) <= index);
-    low += (__popc(below) - 1) * step;
-    high = min(high, low + step);
-  }
-  return low;
-}
-
-// Returns the sequence to which a slot belongs. All lanes of a warp take part.
-template <class E>
-__device__ inline std::int64_t sequence_of_slot(const ChunkProblem<E>& c, std::int64_t slot) {
-  if (c.slots_per_sequence > 0) return slot / c.slots_per_sequence;
-  return find_sequence(c.p.shape.packed, slot, [&](std::int64_t n) { return first_slot(c, n); });
-}
-
-// Returns where the chunk of a slot lies. All lanes of a warp take part.
-template <class E>
-__device__ inline ChunkAt chunk_at(const ChunkProblem<E>& c, std::int64_t slot) {
-  const std::int64_t n = sequence_of_slot(c, slot);
-  const Sequence s = sequence_of(c.p, n);
-  const std::int64_t start = s.begin + (slot - first_slot(c, n)) * kChunkTokens;
-  return {n,     s.i_b, s.begin,
-          s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kChunkTokens})))};
+  for (int at = 8 * first + thread; at < 8 * kRowsPerTile; at += threads) reinterpret_cast<uint4*>(tile)[at] = uint4{};
 }
 
 // Copies a piece of every step-th row from `row` on, element by element. Elements that do not exist become zeros. It is
@@ -115,7 +71,7 @@ template <class E>
 __device__ __forceinline__ void copy_elements(unsigned char* tiles, const E* from, int row, int step, int rows,
                                               int count, std::int64_t row_stride, std::int64_t stride, int piece) {
 #pragma unroll 1
-  for (; row < kChunkTokens; row += step) {
+  for (; row < kRowsPerTile; row += step) {
     std::uint32_t words[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -159,7 +115,7 @@ __device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const
     return;
   }
 #pragma unroll 2
-  for (int pass = 0; pass < kChunkTokens / kStep; ++pass) {
+  for (int pass = 0; pass < kRowsPerTile / kStep; ++pass) {
     const int row = thread / kPieces + pass * kStep;
     const bool exists = row < rows && count > 0;
     copy_async_16(shared_address(tiles + piece_offset(row, piece)), exists ? from + row * stride : view.data,

@@ -50,14 +50,7 @@ std::string saved_states_refusal(const Problem& p) {
 template <class Problem>
 Float32Problem forward_of(const Problem& p) {
   Float32Problem c;
-  c.p.shape = p.shape;
-  c.p.rule = p.rule;
-  c.p.q = p.q;
-  c.p.k = p.k;
-  c.p.v = p.v;
-  c.p.beta = p.beta;
-  c.p.g = p.g;
-  c.p.cu_seqlens = p.cu_seqlens;
+  copy_inputs(p, c.p);
   c.slots = float32_slots(p.shape);
   c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
   c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));

@@ -3,6 +3,7 @@
 // pairs of elements of rows (multiply_rows), and two rows of eight columns (multiply_columns).
 #pragma once
 
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/pieces.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/tile.cuh"

@@ -282,6 +282,11 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
   *y = value + residual;
 }
 
+// Weights of a thread block, in bytes. While a product computes, the weights of the products after it are on their way
+// in the same multiprocessor. Its shared memory has room for the thread blocks of two products with kMostWeights each
+// and some x, or of three with kWeights.
+constexpr int kMostWeights = 104 * 1024, kWeights = 64 * 1024;
+
 // Returns how the problem is distributed over about `blocks` thread blocks, one per multiprocessor, and the bytes of
 // shared memory of each. There are more blocks, with fewer tiles each, if a block would have more than kMostWeights
 // bytes of weights or more outputs than threads. The kernel has registers for most_rows rows.
@@ -289,7 +294,7 @@ template <class W>
 std::pair<Product<W>, int> product_of(const LinearForward& p, const View<const W, 2>& weight, int most_rows,
                                       int blocks) {
   const int most_outputs = kThreads / (most_rows * kTileRows);  // tiles for whose outputs there are threads
-  constexpr int kFloat = sizeof(float), kMostWeights = 104 * 1024, kWeights = 64 * 1024;
+  constexpr int kFloat = sizeof(float);
   Product<W> product{p.x.data,
                      p.norm_weight.data,
                      p.residual.data,
