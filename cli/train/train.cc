@@ -22,8 +22,10 @@
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
+#include "efla/nn/models/pixel_classifier.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/tasks/image_task.h"
+#include "efla/train/training_memory.h"
 #include "experiments/smnist/digits.h"
 
 namespace efla::cli {
@@ -123,7 +125,7 @@ struct Plan {
 
 // Returns what the command line asks for. Reads the images and makes the model, so that bad input is found before
 // anything is written.
-Plan make_plan(TrainArguments a) {
+Plan make_plan(TrainArguments a, torch::Device device) {
   Plan plan;
   plan.run.folder = a.resume.empty() ? a.out : a.resume;
   std::filesystem::path record;
@@ -142,6 +144,9 @@ Plan make_plan(TrainArguments a) {
     for (const auto& set : a.given) set(a.run);
   }
   plan.run.model = a.run.at("model");
+  const auto config = nn::pixel_classifier_config_from_json(plan.run.model);
+  nn::validate(config);
+  train::require_training_memory(kTrainSmnist, "sizes hidden, layers", config.least_parameters(), device);
   plan.run.training =
       train::image_training_from_json(io::Fields(a.run, io::refuse_argument(kTrainSmnist)).object("training"));
   plan.run.checkpoint_every = a.checkpoint_every;
@@ -181,9 +186,9 @@ void train_smnist(const TrainArguments& arguments) {
     throw Error(kTrainSmnist, "--out", arguments.out.empty() ? "nothing" : "both --out and --resume",
                 "--out RUN for a new run, or --resume RUN to continue one");
   }
-  const Plan plan = make_plan(arguments);
-  ThreadPool& pool = use_threads(arguments.threads);
   const torch::Device device = choose_device(kTrainSmnist, arguments.device);
+  const Plan plan = make_plan(arguments, device);
+  ThreadPool& pool = use_threads(arguments.threads);
   const auto lock = arguments.resume.empty() ? begin(plan) : io::FolderLock(plan.run.folder, kTrainSmnist, "--resume");
 
   const std::int64_t batch = plan.run.training.batch_size;

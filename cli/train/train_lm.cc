@@ -17,7 +17,6 @@
 #include "cli/train/lm_run.h"
 #include "cli/version/version.h"
 #include "efla/base/error.h"
-#include "efla/base/memory.h"
 #include "efla/base/shell_word.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
@@ -25,6 +24,7 @@
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
 #include "efla/train/distributed/process_group.h"
+#include "efla/train/training_memory.h"
 
 namespace efla::cli {
 namespace {
@@ -153,20 +153,11 @@ void print_summary(const std::filesystem::path& folder) {
 
 std::filesystem::path folder_of(const TrainLmArguments& a) { return a.resume.empty() ? a.out : a.resume; }
 
-// Refuses a model that is too large to be trained in the memory of the CPU. A GPU's memory is allocated on the GPU.
-void require_room_for_training(const LmSetup& setup, int processes, torch::Device device) {
-  if (!device.is_cpu()) return;
-  // In float32: parameters and gradient, and AdamW's two moments, which the processes distribute among them.
-  const double bytes_per_parameter = 8.0 + 8.0 / processes;
-  require_memory(kTrainLm, "sizes vocab_size, hidden_size, num_hidden_layers",
-                 "parameters, their gradient and the optimiser's moments",
-                 bytes_per_parameter * setup.least_parameters());
-}
-
 train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::ProcessGroup& group, torch::Device device) {
   const auto folder = folder_of(a);
   const auto& options = setup.options().training;
-  require_room_for_training(setup, group.size(), device);
+  train::require_training_memory(kTrainLm, "sizes vocab_size, hidden_size, num_hidden_layers", setup.least_parameters(),
+                                 device, group.size());
   const int threads = threads_of(a.threads);
   ThreadPool& pool = use_threads(threads);
   const std::int64_t micro_batches = options.rows_per_step() / options.micro_batch / group.size();

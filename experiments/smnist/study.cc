@@ -10,8 +10,10 @@
 #include "efla/eval/robustness.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
+#include "efla/nn/models/pixel_classifier.h"
 #include "efla/report/html.h"
 #include "efla/train/tasks/image_task.h"
+#include "efla/train/training_memory.h"
 #include "experiments/smnist/digits.h"
 #include "experiments/smnist/report.h"
 
@@ -75,6 +77,9 @@ ordered_json entry_of(const DigitRun& run, const train::ImageRun& spec, const ev
 
 std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, const DigitData& data,
                                     const std::string& source, const fs::path& folder, const RunContext& context) {
+  const torch::Device device = autograd::torch_device(context.device);
+  train::require_training_memory("smnist study", "sizes hidden, layers",
+                                 nn::pixel_classifier_config_from_json(spec.model).least_parameters(), device);
   const autograd::OwnStream stream(context.device);
   spec.folder = folder;
   const std::int64_t steps = (data.train.count + spec.training.batch_size - 1) / spec.training.batch_size;
@@ -88,8 +93,7 @@ std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, c
   train::ImageRunResult result;
   bool diverged = false;
   try {
-    result = train::train_images(spec, make, data.train, data.test, context.pool, events,
-                                 autograd::torch_device(context.device));
+    result = train::train_images(spec, make, data.train, data.test, context.pool, events, device);
   } catch (const train::NonFinite&) {
     diverged = true;
   }

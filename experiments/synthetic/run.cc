@@ -10,6 +10,7 @@
 #include "efla/io/json.h"
 #include "efla/report/html.h"
 #include "efla/train/run.h"
+#include "efla/train/training_memory.h"
 
 namespace efla::experiments {
 namespace {
@@ -113,12 +114,15 @@ json description(const SyntheticRun& run) {
 }
 
 std::optional<ordered_json> execute(const SyntheticRun& run, const fs::path& folder, const RunContext& context) {
+  const torch::Device device = autograd::torch_device(context.device);
+  train::require_training_memory("synthetic study", "sizes vocab, hidden, layers", run.model.least_parameters(),
+                                 device);
   const autograd::OwnStream stream(context.device);
   train::SequenceTask task([&] { return make_sequence_classifier(run); }, run.training_task, run.training,
                            {&run.test_tasks.front(), run.test_examples, run.enough});
   const int copies = context.device.is_cpu() ? context.pool.threads() : 1;
   train::DataParallel model(
-      copies, [&] { return task.add_copy(); }, context.pool, autograd::torch_device(context.device));
+      copies, [&] { return task.add_copy(); }, context.pool, device);
   const auto alone = train::ProcessGroup::join({}, torch::kCPU);
   train::RunOptions options;
   options.evaluate_every = run.evaluate_every;

@@ -1,5 +1,6 @@
 // efla train, eval and reproduce as a user meets them: runs, what they leave behind, Ctrl-C, and mistakes.
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "efla/base/memory.h"
 #include "tests/support/idx.h"
 #include "tests/support/program.h"
 
@@ -174,6 +176,10 @@ TEST(TrainCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(with({"--lr", "-1"}), "lr"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "1000000000"}), "hidden"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "65536", "--layers", "64"}), "GB of memory that this process may use"));
+  // The parameters take half of the memory, and training four times that.
+  const auto hidden = static_cast<std::int64_t>(std::sqrt(usable_memory_bytes() / (8.0 * 4.0 * 64.0)));
+  EXPECT_TRUE(is_user_mistake(with({"--hidden", std::to_string(hidden), "--layers", "64", "--device", "cpu"}),
+                              "parameters, their gradient and the optimiser's moments"));
   EXPECT_TRUE(is_user_mistake(with({"--seed", "-1"}), "--seed"));
   EXPECT_TRUE(is_user_mistake(with({"--heads", "3"}), "heads"));
   EXPECT_TRUE(is_user_mistake(with({"--pooling", "max"}), "pooling"));

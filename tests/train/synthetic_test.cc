@@ -80,6 +80,12 @@ TEST(SequenceModel, RefusesWhatItCannotBe) {
   refused([](auto& c) { c.mixer = "elfa"; }, "mixer");
   refused([](auto& c) { c.layers = 0; }, "layers");
   refused([](auto& c) { c.vocab = 0; }, "vocab");
+  refused(
+      [](auto& c) {
+        c.vocab = 1 << 24;
+        c.hidden = 1 << 14;
+      },
+      "sizes vocab, hidden, layers");
 }
 
 // A task of four tokens a sequence that asks for what `targets` says, and a model that always answers 0.

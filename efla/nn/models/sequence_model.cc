@@ -10,6 +10,7 @@
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 #include "efla/nn/models/language_model_config.h"
 
 namespace efla::nn {
@@ -36,6 +37,11 @@ Tensor sine_positions(std::int64_t tokens, std::int64_t width, const torch::Devi
   return torch::cat({angle.sin(), angle.cos()}, 1);
 }
 
+void require_room_for(const SequenceModelConfig& config) {
+  require_memory(kSequenceModel, "sizes vocab, hidden, layers", "parameters",
+                 sizeof(float) * config.least_parameters());
+}
+
 }  // namespace
 
 MixerConfig SequenceModelConfig::mixer_config() const {
@@ -46,6 +52,13 @@ MixerConfig SequenceModelConfig::mixer_config() const {
   config.head_dim = head_dim;
   config.norm_eps = kSequenceNormEps;
   return config.mixer_config();
+}
+
+double SequenceModelConfig::least_parameters() const {
+  const auto width = static_cast<double>(hidden);
+  const auto projected = static_cast<double>(head_dim > 0 ? heads * head_dim : hidden);
+  const double columns = 4.0 * projected + 3.0 * static_cast<double>(inner());
+  return width * (2.0 * static_cast<double>(vocab) + static_cast<double>(layers) * columns);
 }
 
 void validate(const SequenceModelConfig& config) {
@@ -72,7 +85,7 @@ nlohmann::json to_json(const SequenceModelConfig& c) {
 }
 
 SequenceModel::SequenceModel(const SequenceModelConfig& config, const Initialiser& init)
-    : config_((validate(config), config)) {
+    : config_((validate(config), require_room_for(config), config)) {
   const auto embedding = init.within("embeddings").normal("weight", {config.vocab, config.hidden}, kEmbeddingDeviation);
   embeddings_ = register_module("embeddings", std::make_shared<Weight>(embedding));
   for (std::int64_t i = 0; i < config.layers; ++i) add_layer("layer" + std::to_string(i), init);

@@ -28,6 +28,8 @@ struct SequenceModelConfig {
   // Returns the inner width of the MLP: 352 for D = 128, as in MAD.
   std::int64_t inner() const { return hidden * 11 / 4; }
   MixerConfig mixer_config() const;
+  // Returns the number of parameters without small ones: embeddings, head, projections of q, k, v and the output, MLPs.
+  double least_parameters() const;
 };
 
 // Throws Error that names the field.
