@@ -70,9 +70,10 @@ TokenIndex read_token_index(const std::filesystem::path& folder) {
   fields.get<std::int64_t>("version", kVersion, kVersion);
   TokenIndex index;
   index.tokenizer = read_tokenizer(fields.object("tokenizer"));
+  std::int64_t tokens = 0;
   for (const auto& shard : fields.objects("shards")) {
-    if (index.tokens() > kMaxCount) fields.refuse("shards", "fewer tokens");
-    index.shards.push_back(read_shard(shard));
+    if (tokens > kMaxCount) fields.refuse("shards", "fewer tokens");
+    tokens += index.shards.emplace_back(read_shard(shard)).tokens;
   }
   fields.get<std::int64_t>("tokens", index.tokens(), index.tokens());
   fields.get<std::int64_t>("documents", index.documents(), index.documents());
