@@ -12,6 +12,7 @@ namespace efla::data {
 namespace {
 
 constexpr std::uint64_t kWindowStream = std::uint64_t{0x7E57} << 48;  // separates this use of the seed from others
+constexpr std::int64_t kMaxEpoch = std::int64_t{1} << 40;             // far from overflow, and below kWindowStream
 
 }  // namespace
 
@@ -86,7 +87,8 @@ PackedBatch PackedBatches::next() {
 
 void PackedBatches::seek(const PackedPosition& position) {
   const Require require("packed batches");
-  require(position.epoch >= 0, "epoch", position.epoch, "at least 0");
+  require(position.epoch >= 0 && position.epoch <= kMaxEpoch, "epoch", position.epoch,
+          fmt::format("0 to {}", kMaxEpoch));
   require(position.index >= 0 && position.index < windows(), "index", position.index,
           fmt::format("0 to {}", windows() - 1));
   position_ = position;

@@ -67,7 +67,7 @@ class PackedBatches {
   PackedBatch next();
 
   const PackedPosition& position() const { return position_; }
-  // Resumes at a position that position() returned. Throws Error if there is no such window.
+  // Resumes at a position that position() returned. Throws Error if there is no such epoch or window.
   void seek(const PackedPosition& position);
 
  private:

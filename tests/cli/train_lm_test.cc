@@ -428,7 +428,8 @@ TEST_F(TrainLm, RefusesADamagedTrainerJson) {
     EXPECT_TRUE(is_user_mistake(run_program(resume("run")), trainer + ": " + says));
   };
   refused("/position/index", 1000000, "position.index: got 1000000, expected 0 to ");
-  refused("/position/epoch", -1, "position.epoch: got -1, expected at least 0");
+  refused("/position/epoch", -1, "position.epoch: got -1, expected 0 to ");
+  refused("/position/epoch", INT64_MAX, "position.epoch: got 9223372036854775807, expected 0 to ");
   refused("/position/epoch", "first", "position.epoch: got \"first\", expected a whole number");
   refused("/position", json::object(), "position.epoch: got nothing, expected a whole number");
   refused("/step", 25, "step: got 25, expected at most 24, the steps of the run");

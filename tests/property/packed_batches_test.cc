@@ -178,6 +178,7 @@ TEST_F(PackedBatchesTest, RefusesOptionsThatDoNotFit) {
   refused({.length = 1, .batch = 2, .world_size = 0}, "world_size");
   PackedBatches batches(*folder_, {.length = 4, .batch = 2});
   expect_error([&] { batches.seek({-1, 0}); }, "epoch", "got -1");
+  expect_error([&] { batches.seek({INT64_MAX, 0}); }, "epoch", "got 9223372036854775807, expected 0 to");
   expect_error([&] { batches.seek({0, batches.windows()}); }, "index", "expected 0 to");
 }
 
