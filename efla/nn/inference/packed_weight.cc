@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "efla/base/error.h"
 #include "efla/ops/layers/linear.h"
@@ -59,7 +60,9 @@ void PackedWeight::append_row(const float* row) {
     const std::int64_t end = std::min(begin + kScaleBlock, columns_);
     float largest = 0.0F;
     for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(row[c]));
-    const float scale = largest / 127.0F;
+    float scale = largest / 127.0F;
+    // A denormal scale may be rounded down far, even to 0, so that a quotient would be above 127.
+    if (largest > 0.0F && scale < std::numeric_limits<float>::min()) scale = std::nextafter(scale, 1.0F);
     scales_.push_back(scale);
     for (std::int64_t c = begin; c < end; ++c) {
       bytes_.push_back(static_cast<std::int8_t>(scale > 0.0F ? std::lround(row[c] / scale) : 0));

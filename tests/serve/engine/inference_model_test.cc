@@ -237,6 +237,13 @@ TEST(PackedWeight, StoresWhatItsTypeHolds) {
     EXPECT_TRUE(error.le(block.abs().amax(1, true) * (0.5001 / 127)).all().item<bool>());
   }
   EXPECT_TRUE(PackedWeight({torch::zeros({1, 3})}, WeightType::int8).widened().equal(torch::zeros({1, 3})));
+  for (const float units : {1.0F, 63.0F, 64.0F, 190.0F, 1000.0F}) {  // denormals
+    const float largest = units * std::numeric_limits<float>::denorm_min();
+    const auto denormal = largest * torch::tensor({{1.0F, -1.0F, 0.0F}});
+    const auto error = (PackedWeight({denormal}, WeightType::int8).widened() - denormal).abs().max().item<float>();
+    EXPECT_LE(error, largest / 127.0F + std::numeric_limits<float>::denorm_min()) << units;
+    EXPECT_LT(error, largest) << units;
+  }
 }
 
 // ‖got − expected‖ / ‖expected‖. The largest difference of a logit is no measure where a model amplifies rounding at
