@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace efla::cli {
@@ -29,20 +28,18 @@ train::RunEvents Progress::events() {
 }
 
 void Progress::step(const train::StepResult& result, double images_per_second) {
-  // Weight of the newest step in the averages: 1/n at first, as in a mean, and later a twentieth.
-  const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
-  const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
-  follow(loss_, result.loss);
-  follow(accuracy_, result.accuracy);
-  follow(images_per_second_, images_per_second);
-  follow(seconds_per_step_, static_cast<double>(result.step_examples) / images_per_second);
+  loss_.add(result.loss);
+  accuracy_.add(result.accuracy);
+  images_per_second_.add(images_per_second);
+  seconds_per_step_.add(static_cast<double>(result.step_examples) / images_per_second);
   const std::int64_t in_epoch = (result.step - 1) % steps_per_epoch_ + 1;
   const bool plain_line =
       in_epoch * kPlainLinesPerEpoch / steps_per_epoch_ != (in_epoch - 1) * kPlainLinesPerEpoch / steps_per_epoch_;
   bar_.draw(static_cast<double>(result.step) / static_cast<double>(steps_),
             fmt::format("epoch {}  loss {:.4f}  accuracy {:.1f} %  {:.0f} images/s  {} left",
-                        (result.step - 1) / steps_per_epoch_ + 1, loss_, 100.0 * accuracy_, images_per_second_,
-                        duration(seconds_per_step_ * static_cast<double>(steps_ - result.step))),
+                        (result.step - 1) / steps_per_epoch_ + 1, loss_.value(), 100.0 * accuracy_.value(),
+                        images_per_second_.value(),
+                        duration(seconds_per_step_.value() * static_cast<double>(steps_ - result.step))),
             plain_line);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cli/support/moving_average.h"
 #include "cli/support/progress_bar.h"
 #include "efla/train/run.h"
 
@@ -28,8 +29,7 @@ class Progress {
 
   ProgressBar bar_;
   std::int64_t steps_per_epoch_, steps_;
-  std::int64_t drawn_ = 0;  // steps since the start of this program
-  double loss_ = 0.0, accuracy_ = 0.0, images_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
+  MovingAverage loss_, accuracy_, images_per_second_, seconds_per_step_;
 };
 
 }  // namespace efla::cli

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/support/device.h"
 #include "cli/support/interrupt.h"
+#include "cli/support/moving_average.h"
 #include "cli/support/progress_bar.h"
 #include "cli/support/threads.h"
 #include "cli/train/lm_run.h"
@@ -65,23 +66,21 @@ class LmProgress {
   static constexpr std::int64_t kPlainLines = 100;
 
   void step(const train::StepResult& result, double tokens_per_second) {
-    // Weight of the newest step in the averages: 1/n at first, as in a mean, and later a twentieth.
-    const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
-    const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
-    follow(loss_, result.loss);
-    follow(tokens_per_second_, tokens_per_second);
-    follow(seconds_per_step_, static_cast<double>(result.step_examples) / tokens_per_second);
+    loss_.add(result.loss);
+    tokens_per_second_.add(tokens_per_second);
+    seconds_per_step_.add(static_cast<double>(result.step_examples) / tokens_per_second);
     const bool plain_line =
         result.step == 1 || result.step * kPlainLines / steps_ != (result.step - 1) * kPlainLines / steps_;
     bar_.draw(static_cast<double>(result.step) / static_cast<double>(steps_),
-              fmt::format("step {}  loss {:.4f}  {:.0f} tokens/s  {} left", result.step, loss_, tokens_per_second_,
-                          duration(seconds_per_step_ * static_cast<double>(steps_ - result.step))),
+              fmt::format("step {}  loss {:.4f}  {:.0f} tokens/s  {} left", result.step, loss_.value(),
+                          tokens_per_second_.value(),
+                          duration(seconds_per_step_.value() * static_cast<double>(steps_ - result.step))),
               plain_line);
   }
 
   ProgressBar bar_;
-  std::int64_t steps_, drawn_ = 0;
-  double loss_ = 0.0, tokens_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
+  std::int64_t steps_;
+  MovingAverage loss_, tokens_per_second_, seconds_per_step_;
 };
 
 std::string name_of(torch::Device device) { return device.is_cpu() ? "cpu" : "cuda"; }

@@ -16,6 +16,7 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/fnv1a.h"
 #include "efla/base/memory.h"
 #include "efla/base/printable.h"
 #include "efla/base/python_random.h"
@@ -40,6 +41,13 @@ TEST(Memory, IsLimitedByEveryGroupAroundTheProcess) {
   test::write_text(groups / "memory.max", "1000000000\n");
   EXPECT_EQ(group_memory_bytes(groups.path(), "/"), 1e9);
   EXPECT_GT(usable_memory_bytes(), 0.0);
+}
+
+TEST(Fnv1a, GivesTheHashesOfItsAuthors) {
+  EXPECT_EQ(fnv1a(std::string()), 0xCBF29CE484222325U);
+  EXPECT_EQ(fnv1a(std::string("a")), 0xAF63DC4C8601EC8CU);
+  EXPECT_EQ(fnv1a(std::string("foobar")), 0x85944171F73967E8U);
+  EXPECT_EQ(fnv1a(std::string("bar"), fnv1a(std::string("foo"))), 0x85944171F73967E8U);
 }
 
 // A conversion from a number to bits would truncate the number, also where a container converts its elements.

@@ -4,17 +4,11 @@
 
 #include <cmath>
 
+#include "efla/base/fnv1a.h"
 #include "efla/base/random.h"
 
 namespace efla::nn {
 namespace {
-
-// Returns the 64-bit FNV-1a hash, which is equal on every machine.
-std::uint64_t hash(const std::string& name) {
-  std::uint64_t h = 0xcbf29ce484222325U;
-  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return h;
-}
 
 template <class Draw>
 torch::Tensor filled(at::IntArrayRef sizes, Draw&& draw) {
@@ -46,13 +40,13 @@ Initialiser Initialiser::open() {
 
 torch::Tensor Initialiser::uniform(const std::string& name, at::IntArrayRef sizes, double bound) const {
   if (open_) return torch::empty(sizes, torch::kFloat);
-  Random random(seed_, hash(prefix_ + name));
+  Random random(seed_, fnv1a(prefix_ + name));
   return filled(sizes, [&] { return random.uniform(-bound, bound); });
 }
 
 torch::Tensor Initialiser::normal(const std::string& name, at::IntArrayRef sizes, double deviation) const {
   if (open_) return torch::empty(sizes, torch::kFloat);
-  Random random(seed_, hash(prefix_ + name));
+  Random random(seed_, fnv1a(prefix_ + name));
   return filled(sizes, [&] { return deviation * random.normal(); });
 }
 

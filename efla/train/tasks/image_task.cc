@@ -10,6 +10,7 @@
 
 #include "efla/base/check.h"
 #include "efla/base/error.h"
+#include "efla/base/fnv1a.h"
 #include "efla/eval/robustness.h"
 #include "efla/io/fields.h"
 #include "efla/nn/models/pixel_classifier.h"
@@ -21,21 +22,12 @@ namespace {
 
 using nlohmann::json;
 
-// 64-bit FNV-1a. It distinguishes data sets; it is no protection.
-class Digest {
- public:
-  void add(const std::vector<std::uint8_t>& bytes) {
-    for (std::size_t i = 0; i < bytes.size(); ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001B3U;
-  }
-  std::string text() const {
-    std::array<char, 17> digits{};
-    std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash_));
-    return digits.data();
-  }
-
- private:
-  std::uint64_t hash_ = 0xCBF29CE484222325U;
-};
+// Returns sixteen hexadecimal digits.
+std::string digits_of(std::uint64_t hash) {
+  std::array<char, 17> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return digits.data();
+}
 
 const ImageTraining& validated(const ImageTraining& training, const data::ImageSet& images) {
   validate(training);
@@ -82,12 +74,10 @@ ImageTraining image_training_from_json(const io::Fields& fields) {
 }
 
 json describe(const std::string& source, const data::ImageSet& train, const data::ImageSet& test) {
-  Digest digest;
-  for (const auto* set : {&train, &test}) {
-    digest.add(set->pixels);
-    digest.add(set->labels);
-  }
-  return {{"source", source}, {"train_images", train.count}, {"test_images", test.count}, {"digest", digest.text()}};
+  std::uint64_t digest = kFnv1aStart;  // distinguishes data sets
+  for (const auto* set : {&train, &test}) digest = fnv1a(set->labels, fnv1a(set->pixels, digest));
+  return {
+      {"source", source}, {"train_images", train.count}, {"test_images", test.count}, {"digest", digits_of(digest)}};
 }
 
 ImageTask::ImageTask(MakeClassifier make, const data::ImageSet& train, const data::ImageSet& test,
