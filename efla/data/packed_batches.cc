@@ -24,8 +24,6 @@ TokenWindows::TokenWindows(const io::TokenFolder& folder, std::int64_t length) :
 
 PackedBatch TokenWindows::read(std::span<const std::int64_t> windows) const {
   PackedBatch batch;
-  batch.batch = static_cast<std::int64_t>(windows.size());
-  batch.length = length_;
   batch.inputs.assign(windows.size() * static_cast<std::size_t>(length_), 0);
   batch.targets.assign(batch.inputs.size(), kIgnoreIndex);
   batch.cu_seqlens.push_back(0);

@@ -13,7 +13,6 @@ namespace efla::data {
 // B sequences of T tokens, row after row. Flattened to [1, B·T] they are packed sequences: cu_seqlens has a boundary at
 // the start of every row and at the end of every document, so that no document sees another.
 struct PackedBatch {
-  std::int64_t batch = 0, length = 0;
   std::vector<std::int64_t> inputs;      // [B, T]; 0 for padding
   std::vector<std::int64_t> targets;     // [B, T] the document's next token; kIgnoreIndex at its end and for padding
   std::vector<std::int64_t> cu_seqlens;  // [N + 1], from 0 to B·T
