@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/progress.h"
 #include "cli/support/threads.h"
@@ -44,6 +45,7 @@ void print_table(const eval::Robustness& robustness, std::int64_t images) {
 }
 
 void eval_robustness(const EvalArguments& arguments) {
+  report_ignored_checkpoints("eval robustness", arguments.run);
   const auto checkpoint = io::CheckpointFolder(arguments.run).require_latest().path;
   const auto trained = train::read_image_config(checkpoint);
   const auto& recorded = trained.at("data");

@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/name_option.h"
 #include "cli/support/progress.h"
@@ -131,6 +132,7 @@ Plan make_plan(TrainArguments a, torch::Device device) {
   std::filesystem::path record;
   json recorded;
   if (!a.resume.empty()) {
+    report_ignored_checkpoints(kTrainSmnist, plan.run.folder);
     record = record_of(plan.run.folder);
     recorded = recorded_run(record);
     a.run = recorded;

@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/moving_average.h"
 #include "cli/support/progress_bar.h"
@@ -165,7 +166,10 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
   train::DataParallel model(
       copies, [&] { return task.add_copy(); }, pool, device, options.precision);
   std::optional<io::FolderLock> lock;  // rank 0 holds it for all ranks
-  if (group.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
+  if (group.rank() == 0 && !a.resume.empty()) {
+    lock.emplace(folder, kTrainLm, "--resume");
+    report_ignored_checkpoints(kTrainLm, folder);
+  }
   if (group.rank() == 0 && a.resume.empty()) {
     lock.emplace(io::prepare_output_folder(folder, kTrainLm));
     write_run_file(folder, setup, group.size(), threads, name_of(device));

@@ -7,6 +7,7 @@
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
+#include "efla/io/safetensors/safetensors_folder.h"
 
 namespace efla::io {
 namespace {
@@ -22,6 +23,11 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
   if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
   return step;
+}
+
+bool is_complete(const fs::path& checkpoint) {
+  std::error_code error;
+  return fs::exists(checkpoint / kWeightsFile, error);
 }
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& what, const std::error_code& error) {
@@ -46,13 +52,27 @@ fs::path CheckpointFolder::path_of(std::int64_t step) const {
   return folder_ / (std::string(kPrefix) + std::string(6 - std::min<std::size_t>(digits.size(), 6), '0') + digits);
 }
 
-std::vector<CheckpointFolder::Saved> CheckpointFolder::list() const {
+std::vector<CheckpointFolder::Saved> CheckpointFolder::named() const {
   std::vector<Saved> found;
   for (const auto& path : entries_of(folder_)) {
     if (const auto step = step_of(path.filename().string())) found.push_back({*step, path});
   }
   std::sort(found.begin(), found.end(), [](const Saved& a, const Saved& b) { return a.step < b.step; });
   return found;
+}
+
+std::vector<CheckpointFolder::Saved> CheckpointFolder::list() const {
+  auto found = named();
+  std::erase_if(found, [](const Saved& saved) { return !is_complete(saved.path); });
+  return found;
+}
+
+std::vector<fs::path> CheckpointFolder::ignored() const {
+  std::vector<fs::path> paths;
+  for (const auto& [step, path] : named()) {
+    if (!is_complete(path)) paths.push_back(path);
+  }
+  return paths;
 }
 
 std::optional<CheckpointFolder::Saved> CheckpointFolder::latest() const {

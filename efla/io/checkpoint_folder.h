@@ -1,4 +1,5 @@
 // The checkpoints of a run: checkpoints/step-000100, step-000200, … in its folder. A checkpoint is complete or absent.
+// A folder of such a name without model.safetensors was made by somebody else and is no checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -28,9 +29,11 @@ class CheckpointFolder {
   std::optional<Saved> latest() const;
   // Returns the newest checkpoint. Throws IoError if there is none.
   Saved require_latest() const;
+  // Returns the paths with the name of a checkpoint that are none, by rising step.
+  std::vector<std::filesystem::path> ignored() const;
 
-  // Calls write(folder) with a folder under a temporary name, then renames the folder. Replaces a checkpoint of the
-  // same step. If write throws, the other checkpoints stay as they were. Throws IoError.
+  // Calls write(folder), which writes model.safetensors, with a folder under a temporary name, then renames the folder.
+  // Replaces a checkpoint of the same step. If write throws, the other checkpoints stay as they were. Throws IoError.
   void add(std::int64_t step, const std::function<void(const std::filesystem::path&)>& write);
 
   // Removes all but the newest `count` checkpoints.
@@ -40,6 +43,7 @@ class CheckpointFolder {
   void remove_leftovers();
 
  private:
+  std::vector<Saved> named() const;  // as a checkpoint, by rising step
   void remove(const std::filesystem::path& checkpoint);
 
   std::filesystem::path folder_;

@@ -29,7 +29,7 @@ std::string brief(const nlohmann::json& value) {
     return (value.is_array() ? "a list of " : "an object of ") + std::to_string(value.size()) +
            (value.is_array() ? " values" : " fields");
   }
-  return printable(shown(value), kLongest);
+  return efla::printable(shown(value), kLongest);
 }
 
 Fields::Fields(const nlohmann::json& object, RefuseField refuse, std::string name)
@@ -65,7 +65,7 @@ void Fields::refuse_others() const {
 
 void Fields::refuse(const std::string& name, const std::string& expected) const {
   const auto found = object_->find(name);
-  refuse_(printable(full(name), 100), found == object_->end() ? "nothing" : brief(*found), expected);
+  refuse_(efla::printable(full(name), 100), found == object_->end() ? "nothing" : brief(*found), expected);
   throw std::logic_error("the function that refuses fields has returned");
 }
 

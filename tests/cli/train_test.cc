@@ -207,10 +207,17 @@ TEST(EvalCommand, MeasuresARun) {
       EXPECT_TRUE(point.at("accuracy") >= 0.0 && point.at("accuracy") <= 1.0) << point;
     }
   }
-  EXPECT_EQ(run_program({"eval", "robustness", run, "--json"}).out, result.out);
+  std::filesystem::create_directory(run + "/checkpoints/step-000099");
+  const auto again = run_program({"eval", "robustness", run, "--json"});
+  EXPECT_EQ(again.out, result.out);
+  EXPECT_NE(again.err.find("efla: eval robustness: " + run + "/checkpoints/step-000099 has no model.safetensors"),
+            std::string::npos)
+      << again.err;
+  std::filesystem::remove(run + "/checkpoints/step-000099");
 
   const auto other = folder.file("other");
   std::filesystem::create_directories(other + "/checkpoints/step-000001");
+  write_text(other + "/checkpoints/step-000001/model.safetensors", "");
   const auto other_is = [&](const std::string& config, const std::string& says) {
     write_text(
         other + "/checkpoints/step-000001/trainer.json",

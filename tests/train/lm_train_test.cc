@@ -177,7 +177,7 @@ TEST_F(LmTraining, StopsAtAValidationLossThatIsNotFiniteAndNamesTheLastCheckpoin
 TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
   io::CheckpointFolder checkpoints(folder_ / "run");
   const auto write = [](const std::string& text) {
-    return [text](const std::filesystem::path& folder) { test::write_text(folder / "file", text); };
+    return [text](const std::filesystem::path& folder) { test::write_text(folder / "model.safetensors", text); };
   };
   checkpoints.add(3, write("three"));
   EXPECT_THROW(checkpoints.add(4,
@@ -189,12 +189,17 @@ TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
   EXPECT_EQ(checkpoints.latest()->step, 3);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ / "run" / "checkpoints"), {}), 1);
   checkpoints.add(3, write("again"));
-  EXPECT_EQ(read_text(checkpoints.path_of(3) / "file"), "again");
+  EXPECT_EQ(read_text(checkpoints.path_of(3) / "model.safetensors"), "again");
   checkpoints.add(1234567, write("late"));
   checkpoints.add(20, write("early"));
   EXPECT_EQ(checkpoints.latest()->step, 1234567);
+  std::filesystem::create_directory(checkpoints.path_of(2000000));  // somebody's
+  EXPECT_EQ(checkpoints.latest()->step, 1234567);
+  EXPECT_EQ(checkpoints.ignored(), std::vector{checkpoints.path_of(2000000)});
   checkpoints.keep_newest(1);
+  EXPECT_EQ(checkpoints.latest()->step, 1234567);
   EXPECT_EQ(checkpoints.list().size(), 1U);
+  EXPECT_TRUE(std::filesystem::exists(checkpoints.path_of(2000000)));
 }
 
 TEST_F(LmTraining, ACheckpointOfAnotherRunIsRefused) {
