@@ -56,29 +56,31 @@ void check_tasks(const std::vector<std::string>& tasks) {
   }
 }
 
-std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::LanguageModel& model) {
+std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments,
+                                                const nn::LanguageModelConfig& config) {
   const auto path = require_tokenizer(kEvalLm, arguments.model, arguments.tokenizer);
   auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run(kEvalLm, arguments.model, path, tokenizer->info());
-  if (tokenizer->vocab_size() > model.config().vocab_size) {
+  if (tokenizer->vocab_size() > config.vocab_size) {
     throw Error(kEvalLm, "--tokenizer",
                 fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),
-                fmt::format("at most the {} of the model", model.config().vocab_size));
+                fmt::format("at most the {} of the model", config.vocab_size));
   }
   return tokenizer;
 }
 
 std::vector<eval::LmTaskResult> evaluate(const EvalLmArguments& arguments, const std::vector<data::LmTask>& tasks,
-                                         const data::Tokenizer& tokenizer, const eval::Scorer& scorer,
+                                         const std::vector<eval::LmTaskRequests>& requests, const eval::Scorer& scorer,
                                          ThreadPool& pool) {
   ProgressBar bar("eval");
   std::vector<eval::LmTaskResult> results;
-  for (const auto& task : tasks) {
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const auto& task = tasks[i];
     const eval::ScoreEvents events{interrupted, [&](std::int64_t done, std::int64_t all) {
                                      bar.draw(static_cast<double>(done) / static_cast<double>(all),
                                               fmt::format("{} {} of {}", task.name, done, all), done == all);
                                    }};
-    results.push_back(eval::evaluate_lm_task(task, tokenizer, scorer, arguments.options, pool, events));
+    results.push_back(eval::evaluate_lm_task(task, requests[i], scorer, arguments.options.batch_tokens, pool, events));
   }
   bar.clear();
   return results;
@@ -126,14 +128,18 @@ void eval_lm(const EvalLmArguments& arguments) {
   std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);
+  const auto tokenizer = load_tokenizer(arguments, nn::load_language_model_config(arguments.model));
+  std::vector<eval::LmTaskRequests> requests;  // all made before the first is scored, for a --max-length too small
+  for (const auto& task : tasks) {
+    requests.push_back(eval::lm_task_requests(task, *tokenizer, arguments.options.text, pool));
+  }
   const auto model = nn::load_language_model(arguments.model, choose_device(kEvalLm, arguments.device));
-  const auto tokenizer = load_tokenizer(arguments, *model);
   if (weights != nn::WeightType::float32) nn::round_weights(*model, weights);
 
   watch_for_interrupts();
   std::vector<eval::LmTaskResult> results;
   try {
-    results = evaluate(arguments, tasks, *tokenizer, eval::make_scorer(*model), pool);
+    results = evaluate(arguments, tasks, requests, eval::make_scorer(*model), pool);
   } catch (const Stopped&) {
     end_interrupted("Stopped. Nothing was written.");
   }

@@ -138,10 +138,12 @@ std::int64_t LmSetup::parameter_count() const { return models_.front()->paramete
 nlohmann::ordered_json LmSetup::score(const std::vector<data::LmTask>& tasks, ThreadPool& pool,
                                       const eval::ScoreEvents& events) const {
   if (!tokenizer_) throw Error(kTrainLm, "data.tokenizer", "\"\"", "the tokenizer, which the tasks need");
+  const eval::LmEvalOptions options;
   const auto scorer = eval::make_scorer(*models_.front());
   std::vector<eval::LmTaskResult> results;
   for (const auto& task : tasks) {
-    results.push_back(eval::evaluate_lm_task(task, *tokenizer_, scorer, {}, pool, events));
+    const auto requests = eval::lm_task_requests(task, *tokenizer_, options.text, pool);
+    results.push_back(eval::evaluate_lm_task(task, requests, scorer, options.batch_tokens, pool, events));
   }
   return eval::table_row(results);
 }

@@ -9,76 +9,87 @@ namespace {
 
 constexpr const char* kAverage = "average";  // table 1's last column
 
-// Makes requests from the examples of a task and metrics from their scores, for each kind of example.
-class TaskEvaluator {
- public:
-  TaskEvaluator(const data::Tokenizer& tokenizer, const Scorer& scorer, const LmEvalOptions& options, ThreadPool& pool,
-                const ScoreEvents& events, bool normalized)
-      : tokenizer_(tokenizer),
-        scorer_(scorer),
-        options_(options),
-        pool_(pool),
-        events_(events),
-        normalized_(normalized) {}
+struct Texts {
+  std::string_view context, continuation;
+};
 
-  std::vector<Score> operator()(const std::vector<data::MultipleChoice>& examples) const {
+// Makes the requests of each kind of example.
+class RequestMaker {
+ public:
+  RequestMaker(const data::Tokenizer& tokenizer, const TextOptions& options, ThreadPool& pool)
+      : tokenizer_(tokenizer), options_(options), pool_(pool) {}
+
+  LmTaskRequests operator()(const std::vector<data::MultipleChoice>& examples) const {
     std::vector<Texts> texts;
     for (const auto& example : examples) {
       for (const auto& choice : example.choices) texts.push_back({choice.context, choice.continuation});
     }
-    return choice_metrics(examples, scored(requests_of(texts)), normalized_);
+    return requests_of(texts);
   }
 
-  std::vector<Score> operator()(const std::vector<data::Cloze>& examples) const {
+  LmTaskRequests operator()(const std::vector<data::Cloze>& examples) const {
     std::vector<Texts> texts;
     for (const auto& example : examples) texts.push_back({example.context, example.continuation});
-    return cloze_metrics(scored(requests_of(texts)), pool_);
+    return requests_of(texts);
+  }
+
+  LmTaskRequests operator()(const std::vector<data::Document>& documents) const {
+    LmTaskRequests all;
+    for (const auto& document : documents) {
+      for (auto& window : document_requests(tokenizer_, document.text, options_)) {
+        all.requests.push_back(std::move(window));
+      }
+      all.ends.push_back(all.requests.size());
+    }
+    return all;
+  }
+
+ private:
+  LmTaskRequests requests_of(const std::vector<Texts>& texts) const {
+    LmTaskRequests all{std::vector<ScoreRequest>(texts.size()), {}};
+    pool_.run(static_cast<std::int64_t>(texts.size()), [&](std::int64_t i, int) {
+      const auto& [context, continuation] = texts[static_cast<std::size_t>(i)];
+      all.requests[static_cast<std::size_t>(i)] = continuation_request(tokenizer_, context, continuation, options_);
+    });
+    return all;
+  }
+
+  const data::Tokenizer& tokenizer_;
+  const TextOptions& options_;
+  ThreadPool& pool_;
+};
+
+// Makes metrics from the likelihoods of the requests, for each kind of example.
+class TaskMetrics {
+ public:
+  TaskMetrics(const LmTaskRequests& requests, const std::vector<Likelihood>& likelihoods, ThreadPool& pool,
+              bool normalized)
+      : requests_(requests), likelihoods_(likelihoods), pool_(pool), normalized_(normalized) {}
+
+  std::vector<Score> operator()(const std::vector<data::MultipleChoice>& examples) const {
+    return choice_metrics(examples, likelihoods_, normalized_);
+  }
+
+  std::vector<Score> operator()(const std::vector<data::Cloze>& /*examples*/) const {
+    return cloze_metrics(likelihoods_, pool_);
   }
 
   std::vector<Score> operator()(const std::vector<data::Document>& documents) const {
-    std::vector<ScoreRequest> requests;
-    std::vector<std::size_t> ends;  // of each document's requests
-    for (const auto& document : documents) {
-      for (auto& window : document_requests(tokenizer_, document.text, options_.text)) {
-        requests.push_back(std::move(window));
-      }
-      ends.push_back(requests.size());
-    }
-    const auto likelihoods = scored(requests);
     std::vector<double> log_likelihoods(documents.size());
     std::vector<std::int64_t> tokens(documents.size());
     for (std::size_t i = 0, request = 0; i < documents.size(); ++i) {
-      for (; request < ends[i]; ++request) {
-        log_likelihoods[i] += likelihoods[request].log_likelihood;
-        tokens[i] += requests[request].scored;
+      for (; request < requests_.ends[i]; ++request) {
+        log_likelihoods[i] += likelihoods_[request].log_likelihood;
+        tokens[i] += requests_.requests[request].scored;
       }
     }
     return document_metrics(documents, log_likelihoods, tokens);
   }
 
  private:
-  struct Texts {
-    std::string_view context, continuation;
-  };
-
-  std::vector<ScoreRequest> requests_of(const std::vector<Texts>& texts) const {
-    std::vector<ScoreRequest> requests(texts.size());
-    pool_.run(static_cast<std::int64_t>(texts.size()), [&](std::int64_t i, int) {
-      const auto& [context, continuation] = texts[static_cast<std::size_t>(i)];
-      requests[static_cast<std::size_t>(i)] = continuation_request(tokenizer_, context, continuation, options_.text);
-    });
-    return requests;
-  }
-
-  std::vector<Likelihood> scored(const std::vector<ScoreRequest>& requests) const {
-    return score(requests, scorer_, options_.batch_tokens, events_);
-  }
-
-  const data::Tokenizer& tokenizer_;
-  const Scorer& scorer_;
-  const LmEvalOptions& options_;
+  const LmTaskRequests& requests_;
+  const std::vector<Likelihood>& likelihoods_;
   ThreadPool& pool_;
-  const ScoreEvents& events_;
   bool normalized_;
 };
 
@@ -104,10 +115,16 @@ const Score& LmTaskResult::score(std::string_view name) const {
   return *found;
 }
 
-LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& tokenizer, const Scorer& scorer,
-                              const LmEvalOptions& options, ThreadPool& pool, const ScoreEvents& events) {
-  const TaskEvaluator evaluate(tokenizer, scorer, options, pool, events, data::lm_task_info(task.name).normalized);
-  LmTaskResult result{task.name, task.file, 0, std::visit(evaluate, task.examples), count_unknown_words(task)};
+LmTaskRequests lm_task_requests(const data::LmTask& task, const data::Tokenizer& tokenizer, const TextOptions& options,
+                                ThreadPool& pool) {
+  return std::visit(RequestMaker(tokenizer, options, pool), task.examples);
+}
+
+LmTaskResult evaluate_lm_task(const data::LmTask& task, const LmTaskRequests& requests, const Scorer& scorer,
+                              std::int64_t batch_tokens, ThreadPool& pool, const ScoreEvents& events) {
+  const auto likelihoods = score(requests.requests, scorer, batch_tokens, events);
+  const TaskMetrics metrics(requests, likelihoods, pool, data::lm_task_info(task.name).normalized);
+  LmTaskResult result{task.name, task.file, 0, std::visit(metrics, task.examples), count_unknown_words(task)};
   std::visit([&](const auto& examples) { result.examples = static_cast<std::int64_t>(examples.size()); },
              task.examples);
   return result;

@@ -31,9 +31,19 @@ struct LmTaskResult {
   const Score& score(std::string_view name) const;
 };
 
-// Returns the scores of a task. Throws what continuation_request, document_requests and score throw.
-LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& tokenizer, const Scorer& scorer,
-                              const LmEvalOptions& options, ThreadPool& pool, const ScoreEvents& events = {});
+// What a scorer gets of a task.
+struct LmTaskRequests {
+  std::vector<ScoreRequest> requests;
+  std::vector<std::size_t> ends;  // of each document's requests; empty for tasks without documents
+};
+
+// Returns the requests of a task. Throws what continuation_request and document_requests throw.
+LmTaskRequests lm_task_requests(const data::LmTask& task, const data::Tokenizer& tokenizer, const TextOptions& options,
+                                ThreadPool& pool);
+
+// Returns the scores of a task, whose requests are given. Throws what score throws.
+LmTaskResult evaluate_lm_task(const data::LmTask& task, const LmTaskRequests& requests, const Scorer& scorer,
+                              std::int64_t batch_tokens, ThreadPool& pool, const ScoreEvents& events = {});
 
 // Returns the mean of table 1's accuracies, its last column; unset if one of its tasks is missing.
 std::optional<double> table_average(std::span<const LmTaskResult> results);

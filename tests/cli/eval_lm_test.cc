@@ -65,8 +65,9 @@ TEST_F(EvalLm, GivesTheScoresOfTheLibrary) {
   ThreadPool pool(2);
   std::vector<eval::LmTaskResult> results;
   for (const auto& info : data::lm_tasks()) {
-    results.push_back(eval::evaluate_lm_task(data::load_lm_task(info.name, kData), *tokenizer,
-                                             eval::make_scorer(*model), {{.max_length = 64}, 100'000}, pool));
+    const auto task = data::load_lm_task(info.name, kData);
+    const auto requests = eval::lm_task_requests(task, *tokenizer, {.max_length = 64}, pool);
+    results.push_back(eval::evaluate_lm_task(task, requests, eval::make_scorer(*model), 100'000, pool));
     for (const auto& score : results.back().scores) {
       const double value = found.at("tasks").at(results.back().task).at(score.name).get<double>();
       EXPECT_NEAR(value, score.value, 1e-5 * score.value) << info.name << " " << score.name;
@@ -102,7 +103,9 @@ TEST_F(EvalLm, NamesMistakes) {
   expect_mistake({"--data", folder_.file("none")}, "none: there is no such folder");
   expect_mistake({"--data", folder_.path().string()}, "holds no wikitext-2.test.raw or wikitext-2.test.tokens");
   expect_mistake({}, "eval lm: --tokenizer: got none, and none in");
-  expect_mistake({"--tokenizer", "bytes", "--max-length", "4"}, "--max-length: got 4, expected at least the");
+  const Arguments too_short{"--tokenizer", "bytes", "--max-length", "4"};
+  expect_mistake(too_short, "--max-length: got 4, expected at least the");
+  EXPECT_EQ(eval(too_short).err.find("wikitext"), std::string::npos) << "scored a task that all lengths suit";
   for (const char* value : {"-1", "1.5", "99999999999999999999"}) {
     expect_mistake({"--limit", value}, std::string("eval lm: --limit: got ") + value + ", expected 0 to 1099511627776");
   }

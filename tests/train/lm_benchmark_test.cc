@@ -260,7 +260,8 @@ std::vector<LmTaskResult> evaluate_all(const std::filesystem::path& folder, std:
   std::vector<LmTaskResult> results;
   for (const auto& info : data::lm_tasks()) {
     const auto task = data::load_lm_task(info.name, folder, limit);
-    results.push_back(evaluate_lm_task(task, *tokenizer, toy_scores, {{.max_length = 64}, batch_tokens}, pool));
+    const auto requests = lm_task_requests(task, *tokenizer, {.max_length = 64}, pool);
+    results.push_back(evaluate_lm_task(task, requests, toy_scores, batch_tokens, pool));
   }
   return results;
 }
@@ -306,7 +307,8 @@ TEST(LmBenchmark, CountsTheTokensOfDocuments) {
     return std::vector<TargetScore>(batch.targets.size(), {-std::log(2.0), true});
   };
   ThreadPool pool(1);
-  const auto result = evaluate_lm_task(task, *tokenizer, half, {{.max_length = 2}}, pool);
+  const auto result =
+      evaluate_lm_task(task, lm_task_requests(task, *tokenizer, {.max_length = 2}, pool), half, 8192, pool);
   EXPECT_EQ(result.examples, 2);
   EXPECT_NEAR(result.score("token_perplexity").value, 2.0, 1e-12);
   EXPECT_NEAR(result.score("bits_per_byte").value, 6.0 / 16.0, 1e-12);
