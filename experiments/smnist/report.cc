@@ -51,9 +51,15 @@ struct Configurations {
   }
 };
 
+// Returns the number of seeds that did not diverge, and of all seeds if others did.
+std::string seeds_text(const Group& group) {
+  const auto seeds = std::to_string(group.runs.size());
+  return group.diverged == 0 ? seeds : seeds + " of " + std::to_string(group.seeds());
+}
+
 std::string setting_of(const Group& group) {
   return std::to_string(group.layers) + (group.layers == 1 ? " layer" : " layers") + ", learning rate " +
-         compact(group.lr) + ", " + std::to_string(group.seeds()) + (group.seeds() == 1 ? " seed" : " seeds");
+         compact(group.lr) + ", " + seeds_text(group) + (group.seeds() == 1 ? " seed" : " seeds");
 }
 
 // Returns the configurations to compare: efla and deltanet at the headline, then with each other number of layers. A
@@ -142,11 +148,9 @@ Section results_section(const Configurations& study) {
   }
   table.columns.push_back({"Images/s"});
   for (const auto& group : study.groups) {
-    const auto seeds = std::to_string(group.runs.size());
-    auto& row = table.rows.emplace_back(
-        std::vector<std::string>{group.mixer, std::to_string(group.layers), compact(group.lr),
-                                 group.diverged == 0 ? seeds : seeds + " of " + std::to_string(group.seeds()),
-                                 in_percent(group.of("clean_accuracy"))});
+    auto& row =
+        table.rows.emplace_back(std::vector<std::string>{group.mixer, std::to_string(group.layers), compact(group.lr),
+                                                         seeds_text(group), in_percent(group.of("clean_accuracy"))});
     for (const auto& [panel, level] : levels) row.push_back(in_percent(group.accuracy(panel, level)));
     row.push_back(report::thousands(group.of("images_per_second").mean));
   }

@@ -105,7 +105,7 @@ Table table_by_task(const Scores& scores) {
   return table;
 }
 
-// Returns mixers by tests, for one task. A mixer of which every run diverged has a row without accuracies.
+// Returns mixers by tests, for one task. A mixer of which every run diverged has a row without accuracies of its own.
 Table table_by_test(const Scores& scores, const std::string& task) {
   Table table{task, {{"Mixer", false}}};
   json tests = json::array();

@@ -81,8 +81,9 @@ std::vector<double> by_seed(const std::vector<Configuration>& settings, std::siz
   return means;
 }
 
+// tests: as a run of the task has them, for a mixer of which every run diverged.
 ordered_json score_of(const json& plan, const std::string& task, const std::string& mixer,
-                      const std::vector<const ordered_json*>& runs) {
+                      const std::vector<const ordered_json*>& runs, const ordered_json& tests) {
   const auto settings = best_of(runs, plan.value("deciding_tests", std::size_t{1}));
   const auto& first = settings.front();
   const bool same = std::all_of(settings.begin(), settings.end(), [&](const auto& s) {
@@ -93,17 +94,13 @@ ordered_json score_of(const json& plan, const std::string& task, const std::stri
   ordered_json score{{"task", task},
                      {"mixer", mixer},
                      {"settings", settings.size()},
-                     {"seeds", first.runs.size()},
+                     {"seeds", by_seed(settings, 0).size()},
                      {"runs", runs.size()},
                      {"diverged", diverged},
                      {"lr", same ? json(first.lr) : json()},
                      {"weight_decay", same ? json(first.weight_decay) : json()},
                      {"accuracy", ordered_json::array()}};
   const json paper = paper_figures(plan, task, mixer);
-  const auto measured =
-      std::find_if(first.runs.begin(), first.runs.end(), [](const auto* run) { return !run->at("tests").empty(); });
-  if (measured == first.runs.end()) return score;
-  const auto& tests = (*measured)->at("tests");
   for (std::size_t i = 0; i < tests.size(); ++i) {
     const Spread spread = spread_of(by_seed(settings, i));
     ordered_json point{{"length", tests[i].at("length")}};
@@ -132,7 +129,14 @@ ordered_json score_runs(const json& settings, const std::vector<ordered_json>& r
     groups[key].push_back(&run);
   }
   auto scores = ordered_json::array();
-  for (const auto& key : order) scores.push_back(score_of(settings, key.first, key.second, groups[key]));
+  for (const auto& key : order) {
+    const auto& [task, mixer] = key;
+    const auto measured = std::find_if(runs.begin(), runs.end(), [&](const ordered_json& run) {
+      return run.at("task") == task && !run.at("tests").empty();
+    });
+    const auto tests = measured == runs.end() ? ordered_json::array() : measured->at("tests");
+    scores.push_back(score_of(settings, task, mixer, groups[key], tests));
+  }
   return scores;
 }
 

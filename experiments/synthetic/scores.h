@@ -11,9 +11,9 @@ namespace efla::experiments {
 // "runs", "diverged", "lr", "weight_decay", "accuracy": [{"length", "pairs", "mean", "std", "paper", "paper_std"}]}.
 // pairs is there where the tests differ in it. In each setting the learning rate and weight decay with the highest mean
 // over seeds and the first deciding_tests tests count; a run that diverged has accuracy 0 there. The figure of a seed
-// is the mean over settings; mean and std (n − 1; null for one seed) are over the seeds whose runs did not diverge. lr
-// and weight_decay are null where the settings differ in them, paper where `figures` has none. `settings` come
-// from a plan (plan.h).
+// is the mean over settings; mean and std (n − 1; null for one seed) are over the `seeds` seeds whose runs did not
+// diverge, and null without one. lr and weight_decay are null where the settings differ in them, paper where `figures`
+// has none. `settings` come from a plan (plan.h).
 nlohmann::ordered_json score_runs(const nlohmann::json& settings, const std::vector<nlohmann::ordered_json>& runs);
 
 // Returns {mixer: [[x, value], …]}: the eigenvalue of a token's transition along its key by x = β‖k‖², over the x that

@@ -144,6 +144,7 @@ TEST(DigitSummary, LeavesRunsThatDivergedOutOfTheFigures) {
   const auto summary = summary_of(runs);
   EXPECT_CONTAINS(summary, "ahead for dropout, scale, noise");
   EXPECT_CONTAINS(summary, "1 of 6 runs diverged; all figures are of the other runs. On clean test images");
+  EXPECT_CONTAINS(summary, "2 of 3 seeds");
   for (std::size_t i : {3U, 4U, 5U}) runs[i] = diverged(runs[i]);
   const auto one_mixer = summary_of(runs);
   EXPECT_LACKS(one_mixer, "Figure 1");

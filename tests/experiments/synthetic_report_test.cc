@@ -84,9 +84,10 @@ TEST(SyntheticReport, HasARowForAMixerThatAlwaysDiverged) {
   }
   const auto report = synthetic_report(Plan(extrapolation_plan(), "extrapolation", "tiny", {}), outcome);
   const auto& rows = report.sections[0].tables[0].rows;
-  ASSERT_EQ(rows.size(), 3U);
-  EXPECT_EQ(rows[0], (Row{"kda", "–", "–", "–", "0.003", "2", "2 of 2"}));
-  EXPECT_EQ(rows[1][0], "kda-exact");
+  ASSERT_EQ(rows.size(), 4U);
+  EXPECT_EQ(rows[0], (Row{"kda", "–", "–", "–", "0.003", "0", "2 of 2"}));
+  EXPECT_EQ(rows[1][0], "kda, paper");
+  EXPECT_EQ(rows[2][0], "kda-exact");
 }
 
 TEST(SyntheticReport, GoesWithoutTheFiguresOfATaskThatAlwaysDiverged) {
@@ -97,7 +98,7 @@ TEST(SyntheticReport, GoesWithoutTheFiguresOfATaskThatAlwaysDiverged) {
   const auto report = synthetic_report(Plan(extrapolation_plan(), "extrapolation", "tiny", {}), outcome);
   EXPECT_CONTAINS(report.caveat, "This is a tiny run");
   EXPECT_TRUE(report.sections[0].figures[1].series.empty());
-  EXPECT_EQ(report.sections[0].tables[1].rows[0], (Row{"kda", "0.003", "2", "2 of 2"}));
+  EXPECT_EQ(report.sections[0].tables[1].rows[0], (Row{"kda", "0.003", "0", "2 of 2"}));
   EXPECT_EQ(report.sections[1].figures[1].series[0].line.size(), 1U);
 }
 

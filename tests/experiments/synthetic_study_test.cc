@@ -241,9 +241,22 @@ TEST(SyntheticScores, AverageSettingsAndCountDivergences) {
 
   const auto none = score_runs(settings, {entry_of("", 0.1, 1, {}), entry_of("", 0.1, 2, {})})[0];
   EXPECT_EQ(none.at("diverged"), 2);
+  EXPECT_EQ(none.at("seeds"), 0);
   EXPECT_TRUE(none.at("accuracy").empty());
   const auto half = score_runs(settings, {entry_of("", 0.1, 1, {}), entry_of("", 0.1, 2, {0.5})})[0];
   EXPECT_DOUBLE_EQ(half.at("accuracy")[0].at("mean"), 0.5);
+  EXPECT_EQ(half.at("seeds"), 1);
+}
+
+TEST(SyntheticScores, HaveThePapersFiguresBesideAMixerThatAlwaysDiverged) {
+  auto other = entry_of("", 0.1, 1, {0.5, 0.9});
+  other["mixer"] = "efla";
+  const auto scores = score_runs(settings_of(extrapolation_plan), {entry_of("", 0.1, 1, {}), other});
+  const auto& points = scores[0].at("accuracy");
+  ASSERT_EQ(points.size(), 2U);
+  EXPECT_TRUE(points[0].at("mean").is_null());
+  EXPECT_DOUBLE_EQ(points[0].at("paper"), 0.9897);
+  EXPECT_EQ(points[1].at("length"), 128);
 }
 
 TEST(SyntheticStudy, EigenvaluesAreThoseOfTheStepSizes) {
