@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/support/output_file.h"
+#include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "experiments/common/lm_runs.h"
 
@@ -29,7 +30,18 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
   return names;
 }
 
+void require_each_once(const std::vector<std::string>& runs) {
+  std::set<fs::path> folders;
+  for (const auto& run : runs) {
+    std::error_code missing;  // read_lm_run reports it
+    const auto folder = fs::canonical(run, missing);
+    if (!missing && !folders.insert(folder).second)
+      throw Error("report", "RUN", "'" + run + "' twice", "each run once");
+  }
+}
+
 void write_report(const std::vector<std::string>& runs, const std::string& out) {
+  require_each_once(runs);
   check_output_file("report", "--out", out);
   for (const auto& run : runs) {
     std::error_code missing;  // read_lm_run reports it

@@ -164,6 +164,10 @@ TEST_F(TrainLm, LeavesARunThatLearnsAndReportsOnIt) {
   for (const char* part : {"training.lr", "model.model_type", "delta_net", "Validation perplexity"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"report", path("run"), path("other"), path("run") + "/", "--out", path("twice")}),
+                      "report: RUN: got '" + path("run") + "/' twice, expected each run once"));
+  EXPECT_FALSE(fs::exists(path("twice")));
   const auto metrics_before = read_text(path("run") + "/metrics.jsonl");
   write_text(path("other") + "/metrics.jsonl", metrics_before.substr(0, metrics_before.size() - 9));
   EXPECT_TRUE(is_user_mistake(run_program({"report", path("run"), path("other"), "--out", path("damaged.html")}),
