@@ -188,6 +188,26 @@ TEST_F(ModelFolder, HalfPrecisionIsWidened) {
   }
 }
 
+TEST_F(ModelFolder, OfTiedEmbeddingsMayHoldTheHeadToo) {
+  auto config = model_->config();
+  config.tie_word_embeddings = true;
+  model_ = std::make_unique<LanguageModel>(config, Initialiser(3));
+  save_language_model(*model_, folder_.path());
+  const auto head = model_->head().detach();
+  const auto with_head = [&](const Tensor& values) {
+    rewrite([&](auto& entries) {
+      std::erase_if(entries, [](const auto& entry) { return entry.name == "lm_head.weight"; });
+      entries.push_back(named_tensor("lm_head.weight", values));
+    });
+  };
+  with_head(head);
+  expect_same_model(*load_language_model(folder_.path()));
+  with_head(head + 1.0);
+  expect_refused("has a tensor lm_head.weight that differs from model.embeddings.weight, although tie_word_embeddings");
+  with_head(head.t().contiguous());
+  expect_refused("lm_head.weight is F32 [16, 20], expected F32 [20, 16]");
+}
+
 TEST_F(ModelFolder, SaysWhatIsWrong) {
   rewrite([](auto& entries) { entries.back().name = "lm_heat.weight"; });
   expect_refused("has no tensor lm_head.weight");

@@ -23,8 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigFile = "config.json";
+constexpr const char* kEmbeddings = "model.embeddings.weight";
+constexpr const char* kHead = "lm_head.weight";
 
-// Checks that the model and the folder have the same tensors.
+// Checks that the model and the folder have the same tensors. A folder of tied embeddings may have the head too.
 void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model) {
   std::vector<std::string> names;
   for (const auto& parameter : model.named_parameters()) names.push_back(parameter.key());
@@ -33,11 +35,23 @@ void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model
       io::fail_in(folder.path(), "has no tensor " + name + ", which the model of its config.json has");
   }
   for (const auto& name : folder.names()) {
+    if (name == kHead && model.config().tie_word_embeddings) continue;
     if (std::find(names.begin(), names.end(), name) == names.end()) {
       io::fail_in(folder.path(),
                   "has a tensor " + io::printable(name) +
                       ", which the model of its config.json has not (nearest: " + nearest_name(name, names) + ")");
     }
+  }
+}
+
+// Refuses a head that is not the embeddings to which its config.json ties it.
+void check_tied_head(const io::SafetensorsFolder& folder, const LanguageModel& model) {
+  const auto* file = folder.file_with(kHead);
+  if (file == nullptr || !model.config().tie_word_embeddings) return;
+  const auto embeddings = model.head().detach();
+  if (!torch::equal(read_tensor(*file, kHead, embeddings.sizes()), embeddings)) {
+    io::fail_in(folder.path(), std::string("has a tensor ") + kHead + " that differs from " + kEmbeddings +
+                                   ", although tie_word_embeddings of its config.json is true");
   }
 }
 
@@ -71,6 +85,7 @@ std::shared_ptr<LanguageModel> load_language_model(const fs::path& path, torch::
   for (const auto& parameter : model->named_parameters()) {
     read_tensor(*weights.file_with(parameter.key()), parameter.key(), parameter.value());
   }
+  check_tied_head(weights, *model);
   model->to(device);
   return model;
 }

@@ -16,7 +16,8 @@ std::filesystem::path language_model_folder(const std::filesystem::path& path);
 LanguageModelConfig load_language_model_config(const std::filesystem::path& path);
 
 // Loads the model in language_model_folder(path), widens its weights to float32 and puts them on the device. Throws
-// IoError(content) for a tensor that is missing, unknown, or of another shape.
+// IoError(content) for a tensor that is missing, unknown, or of another shape, and for a head that differs from the
+// embeddings to which it is tied.
 std::shared_ptr<LanguageModel> load_language_model(const std::filesystem::path& path,
                                                    torch::Device device = torch::kCPU);
 
