@@ -13,8 +13,6 @@
 namespace efla::cli {
 namespace {
 
-constexpr std::string_view kByteOrderMark = "\uFEFF";
-
 // Returns the prompt of a line. where: the file and the line, for messages.
 std::string prompt_of(std::string_view line, const std::string& where, std::size_t offset) {
   const auto object = io::parse_json(io::as_bytes(line), where, offset);

@@ -7,6 +7,7 @@
 namespace efla {
 
 inline constexpr std::string_view kReplacementCharacter = "\uFFFD";
+inline constexpr std::string_view kByteOrderMark = "\uFEFF";
 
 // Returns the size of the character at the start of a text, 1 to 4 bytes; 0 if the text starts with no valid character;
 // −1 if the text ends before the character does. The text must not be empty.

@@ -33,11 +33,12 @@ std::vector<std::filesystem::path> list_inputs(const std::vector<std::string>& i
 class FileDocuments;
 
 // Reads the documents of files. A file that ends in .jsonl, .ndjson or .json has one JSON object per line. Every other
-// file is text, with documents separated by a line that equals the separator and may end in CRLF. Both may be packed
-// with gzip, xz or zstd (then .gz, .xz or .zst follows). Everything between two separators belongs to the document,
-// byte for byte; empty documents are skipped. Memory: a part, a line of JSON (at most 256 MiB), and text that cannot be
-// cut; a text file with more than 64 MiB of such text is refused. next throws IoError(content) with the file and the
-// byte offset for text that is not UTF-8 or a line that is not JSON, and with the line number if the field is missing.
+// file is text, with documents separated by a line that equals the separator and may end in CRLF. Both may begin with a
+// byte order mark, which belongs to no document, and may be packed with gzip, xz or zstd (then .gz, .xz or .zst
+// follows). Everything between two separators belongs to the document, byte for byte; empty documents are skipped.
+// Memory: a part, a line of JSON (at most 256 MiB), and text that cannot be cut; a text file with more than 64 MiB of
+// such text is refused. next throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a
+// line that is not JSON, and with the line number if the field is missing.
 class DocumentReader {
  public:
   // The tokenizer must outlive the reader.

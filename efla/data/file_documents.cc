@@ -78,6 +78,7 @@ class TextDocuments final : public FileDocuments {
       } else if (text.size() < kReadStep || !take_front(chunk)) {
         buffer_.grow();
         check();
+        if (buffer_.offset() == 0 && buffer_.text().starts_with(kByteOrderMark)) take(kByteOrderMark.size());
       } else {
         return true;
       }

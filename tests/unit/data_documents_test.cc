@@ -66,6 +66,14 @@ TEST_F(Documents, OfTextAreWhatLiesBetweenSeparators) {
   EXPECT_EQ(read_text("<|endoftext|>"), Texts{});
 }
 
+TEST_F(Documents, DoNotHoldTheByteOrderMarkOfTheirFile) {
+  const std::string mark = "\xef\xbb\xbf";
+  EXPECT_EQ(read_text(mark + "one\n<|endoftext|>\n" + mark + "two"), (Texts{"one\n", mark + "two"}));
+  EXPECT_EQ(read_text(mark + "<|endoftext|>\none"), Texts{"one"});
+  EXPECT_EQ(read_text(mark), Texts{});
+  EXPECT_EQ(read_json(mark + "{\"text\": \"one\"}\n"), Texts{"one"});
+}
+
 TEST_F(Documents, OfTextOfAnySizeComeWhole) {
   Random random(3);
   for (int i = 0; i < 20; ++i) {
