@@ -96,6 +96,7 @@ void check(const DeltaRuleInput& in) {
 SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation) {
   SavedStates saved;
   const bool known = in.q.defined() && in.v.defined() && in.q.dim() == 4 && in.v.dim() == 4 &&
+                     (!is_packed(in) || in.cu_seqlens.dim() == 1) &&  // check() refuses another one
                      c10::asIntArrayRefSlowOpt(in.q.sym_sizes()) && c10::asIntArrayRefSlowOpt(in.v.sym_sizes());
   if (!known || in.q.is_meta()) return saved;
   with_element_type(kDeltaRule, in.q, [&]<class T>(T) {

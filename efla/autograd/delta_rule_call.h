@@ -10,7 +10,10 @@
 
 namespace efla::autograd {
 
-inline constexpr const char* kDeltaRule = "delta_rule";  // the operation's name in errors
+// The operations' names in errors.
+inline constexpr const char* kDeltaRule = "delta_rule";
+inline constexpr const char* kDeltaRuleStep = "delta_rule_step";
+inline constexpr const char* kDeltaRuleSteps = "delta_rule_steps";
 
 // The arguments of a call besides its tensors. The rule's decay follows from g.
 struct DeltaRuleSettings {

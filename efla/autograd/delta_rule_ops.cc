@@ -71,16 +71,16 @@ c10::optional<double> scale_of(const DeltaRule& rule) {
 }
 
 // Throws Error unless the tensor is on the device meta, like the others of its call, or undefined.
-void check_on_meta(const char* name, const Tensor& tensor) {
+void check_on_meta(const char* op, const char* name, const Tensor& tensor) {
   if (!tensor.defined() || tensor.device().is_meta()) return;
-  throw Error(kDeltaRule, name, "a tensor on " + tensor.device().str(), "one on meta, as other tensors are");
+  throw Error(op, name, "a tensor on " + tensor.device().str(), "one on meta, as other tensors are");
 }
 
 bool knows_sizes(const Tensor& tensor) { return c10::asIntArrayRefSlowOpt(tensor.sym_sizes()).has_value(); }
 
 // Throws Error unless the tensors of a call are on the device meta and, if all sizes are known, fit each other.
 // torch.compile traces with sizes that are not known. `has_tokens` says whether the tensors have the axis T.
-void check_meta(const DeltaRuleInput& in, bool has_tokens) {
+void check_meta(const char* op, const DeltaRuleInput& in, bool has_tokens) {
   const std::pair<const char*, const Tensor*> tensors[] = {{"q", &in.q},
                                                            {"k", &in.k},
                                                            {"v", &in.v},
@@ -88,7 +88,7 @@ void check_meta(const DeltaRuleInput& in, bool has_tokens) {
                                                            {"g", &in.g},
                                                            {"initial_state", &in.initial_state},
                                                            {"cu_seqlens", &in.cu_seqlens}};
-  for (const auto& [name, tensor] : tensors) check_on_meta(name, *tensor);
+  for (const auto& [name, tensor] : tensors) check_on_meta(op, name, *tensor);
   for (const auto& [name, tensor] : tensors) {
     if (tensor->defined() && !knows_sizes(*tensor)) return;
   }
@@ -96,14 +96,17 @@ void check_meta(const DeltaRuleInput& in, bool has_tokens) {
   for (const auto& [name, tensor, axes] : {std::tuple("q", &in.q, has_tokens ? "[B, T, H, K]" : "[B, H, K]"),
                                            std::tuple("v", &in.v, has_tokens ? "[B, T, HV, V]" : "[B, HV, V]")}) {
     if (tensor->dim() != rank) {
-      throw Error(kDeltaRule, name, "shape " + shape_text(*tensor), std::string("shape ") + axes);
+      throw Error(op, name, "shape " + shape_text(*tensor), std::string("shape ") + axes);
     }
+  }
+  if (is_packed(in) && in.cu_seqlens.dim() != 1) {
+    throw Error(op, "cu_seqlens", "shape " + shape_text(in.cu_seqlens), "shape [N + 1]");
   }
   const std::int64_t heads = in.q.size(-2), keys = in.q.size(-1), value_heads = in.v.size(-2), values = in.v.size(-1);
   const auto check_one = [&](const char* name, const Tensor& tensor, std::initializer_list<std::int64_t> last) {
     std::vector<std::int64_t> shape = in.q.sizes().slice(0, rank - 2).vec();
     shape.insert(shape.end(), last);
-    check_shape(kDeltaRule, name, tensor, shape);
+    check_shape(op, name, tensor, shape);
   };
   check_one("k", in.k, {heads, keys});
   check_one("v", in.v, {value_heads, values});
@@ -112,10 +115,9 @@ void check_meta(const DeltaRuleInput& in, bool has_tokens) {
   if (in.g.defined() && in.g.dim() != rank) check_one("g", in.g, {value_heads});
   const std::int64_t batch = in.q.size(0), packed = is_packed(in) ? in.cu_seqlens.numel() - 1 : 0;
   if (in.initial_state.defined()) {
-    check_shape(kDeltaRule, "initial_state", in.initial_state,
-                {is_packed(in) ? packed : batch, value_heads, keys, values});
+    check_shape(op, "initial_state", in.initial_state, {is_packed(in) ? packed : batch, value_heads, keys, values});
   }
-  validate(kDeltaRule, {batch, has_tokens ? in.q.size(1) : 1, heads, value_heads, keys, values, packed});
+  validate(op, {batch, has_tokens ? in.q.size(1) : 1, heads, value_heads, keys, values, packed});
 }
 
 template <bool kMeta>
@@ -131,7 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
                                    state_interval != 0,
                                    {state_interval}};
   if (state_interval < 0) throw Error(kDeltaRule, "state_interval", std::to_string(state_interval), "at least 0");
-  kMeta ? check_meta(in, true) : check(in);
+  kMeta ? check_meta(kDeltaRule, in, true) : check(in);
   const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options()), final_state = empty_state(in);
   const Tensor states = settings.save_states ? empty_chunk_states(in, settings.saved) : Tensor();
   if (!kMeta) run_forward(in, settings, {o, final_state, states});
@@ -146,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
     std::int64_t order, double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation,
     std::int64_t state_interval) {
   const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
-  kMeta ? check_meta(in, true) : check(in);
+  kMeta ? check_meta(kDeltaRule, in, true) : check(in);
   DeltaRuleGradients gradients = empty_gradients(in);
   if (!kMeta) {
     run_backward(in,
@@ -168,10 +170,10 @@ Tensor step_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
                double write_scale, bool qk_l2norm, const std::string& implementation) {
   const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
   if (kMeta) {
-    check_meta(input_of(q, k, v, beta, g, {}, {}), false);
-    check_on_meta("state", state);
+    check_meta(kDeltaRuleStep, input_of(q, k, v, beta, g, {}, {}), false);
+    check_on_meta(kDeltaRuleStep, "state", state);
     if (knows_sizes(q) && knows_sizes(v) && knows_sizes(state)) {
-      check_shape(kDeltaRule, "state", state, {q.size(0), v.size(1), q.size(2), v.size(2)});
+      check_shape(kDeltaRuleStep, "state", state, {q.size(0), v.size(1), q.size(2), v.size(2)});
     }
     return at::empty(v.sizes(), v.options());
   }
@@ -185,13 +187,13 @@ Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                 const std::string& implementation) {
   const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
   if (kMeta) {
-    check_meta(input_of(q, k, v, beta, g, {}, {}), true);
-    check_on_meta("states", states);
-    check_on_meta("slots", slots.value_or(Tensor()));
-    check_on_meta("kept", kept.value_or(Tensor()));
+    check_meta(kDeltaRuleSteps, input_of(q, k, v, beta, g, {}, {}), true);
+    check_on_meta(kDeltaRuleSteps, "states", states);
+    check_on_meta(kDeltaRuleSteps, "slots", slots.value_or(Tensor()));
+    check_on_meta(kDeltaRuleSteps, "kept", kept.value_or(Tensor()));
     if (knows_sizes(q) && knows_sizes(v) && knows_sizes(states)) {
       const std::int64_t count = slots ? states.size(0) : q.size(0);
-      check_shape(kDeltaRule, "states", states, {count, v.size(2), q.size(3), v.size(3)});
+      check_shape(kDeltaRuleSteps, "states", states, {count, v.size(2), q.size(3), v.size(3)});
     }
     return at::empty(v.sizes(), v.options());
   }

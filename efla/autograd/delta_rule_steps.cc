@@ -8,6 +8,7 @@
 
 #include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule.h"
+#include "efla/autograd/delta_rule_call.h"
 #include "efla/autograd/delta_rule_problem.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/delta.h"
@@ -93,14 +94,14 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
 Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
                        Tensor& state, const DeltaRule& rule, const std::string& implementation) {
   RECORD_USER_SCOPE("efla::delta_rule_step");
-  return run_steps<0>("delta_rule_step", {q, k, v, beta, {}, g, {}}, state, {}, {}, rule, implementation);
+  return run_steps<0>(kDeltaRuleStep, {q, k, v, beta, {}, g, {}}, state, {}, {}, rule, implementation);
 }
 
 Tensor delta_rule_steps(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
                         Tensor& states, const Tensor& slots, const Tensor& kept, const DeltaRule& rule,
                         const std::string& implementation) {
   RECORD_USER_SCOPE("efla::delta_rule_steps");
-  return run_steps<1>("delta_rule_steps", {q, k, v, beta, {}, g, {}}, states, slots, kept, rule, implementation);
+  return run_steps<1>(kDeltaRuleSteps, {q, k, v, beta, {}, g, {}}, states, slots, kept, rule, implementation);
 }
 
 }  // namespace efla::autograd

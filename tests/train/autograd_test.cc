@@ -170,6 +170,42 @@ TEST(DeltaRuleFunction, GivesShapesOfMetaTensors) {
   for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_EQ(gradients[i].sizes(), c.all()[i].sizes());
 }
 
+TEST(DeltaRuleFunction, NamesTheStepWhoseMetaTensorsDoNotFit) {
+  const torch::NoGradGuard no_grad;
+  const Case c = make_case(2, 3, 1, 4, 4, torch::kFloat);
+  const auto meta = [](const Tensor& t) { return t.to(torch::kMeta); };
+  const auto few = meta(c.state.narrow(0, 0, 1));
+  const auto call = [](const char* name, torch::jit::Stack stack) {
+    c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&stack);
+  };
+  const auto token = [&](const Tensor& t) { return meta(t.select(1, 0)); };
+  test::expect_error(
+      [&] {
+        call("efla::delta_rule_step", {token(c.q), token(c.k), token(c.v), token(c.beta), c10::IValue(), few,
+                                       c10::IValue(), "exact", 1.0, 1.0, false, "auto"});
+      },
+      "state", "delta_rule_step: ");
+  test::expect_error(
+      [&] {
+        call("efla::delta_rule_steps", {meta(c.q), meta(c.k), meta(c.v), meta(c.beta), c10::IValue(), few,
+                                        c10::IValue(), c10::IValue(), c10::IValue(), "exact", 1.0, 1.0, false, "auto"});
+      },
+      "states", "delta_rule_steps: ");
+}
+
+TEST(DeltaRuleFunction, RefusesCuSeqlensWithoutAxes) {
+  const Case c = make_case(1, 20, 1, 4, 4, torch::kFloat);
+  for (const auto device : {torch::kCPU, torch::kMeta}) {
+    const auto on = [&](const Tensor& t) { return t.detach().to(device).requires_grad_(true); };
+    const auto cu_seqlens = torch::tensor(20, torch::kLong).to(device);
+    test::expect_error(
+        [&] {
+          delta_rule({on(c.q), on(c.k), on(c.v), on(c.beta), {}, {}, cu_seqlens}, exact_rule());
+        },
+        "cu_seqlens", "[N + 1]");
+  }
+}
+
 // A state in bfloat16 is rounded at every token and nowhere else.
 TEST(DeltaRuleFunction, StepsOnAStateInBfloat16) {
   const torch::NoGradGuard no_grad;
