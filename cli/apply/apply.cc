@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,8 +15,10 @@
 #include "cli/commands.h"
 #include "cli/support/name_option.h"
 #include "cli/support/output_file.h"
+#include "cli/support/print.h"
 #include "cli/support/threads.h"
 #include "cli/version/version.h"
+#include "efla/base/dtype.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
 #include "efla/base/text.h"
@@ -226,6 +229,26 @@ std::vector<NamedTensor> outputs(Problem<T>& p, bool grad, bool channel_decay) {
   return all;
 }
 
+// Says on standard error which outputs have values that are not finite.
+template <class T>
+void report_non_finite(const Problem<T>& p) {
+  std::string names;
+  const auto look = [&](const char* name, const auto& values) {
+    const bool finite =
+        std::all_of(values.begin(), values.end(), [](const auto& value) { return std::isfinite(to_float(value)); });
+    if (!finite) names.append(names.empty() ? "" : ", ").append(name);
+  };
+  look("o", p.o);
+  look("final_state", p.final_state);
+  look("dq", p.dq);
+  look("dk", p.dk);
+  look("dv", p.dv);
+  look("dbeta", p.dbeta);
+  look("dg", p.dg);
+  look("dinitial_state", p.dinitial_state);
+  if (!names.empty()) print_or_drop(stderr, "efla: apply: inf or NaN in " + names + "\n");
+}
+
 // Prints which implementation ran, after those that "auto" passed over.
 void print_choice(const char* direction, const Choice& choice) {
   for (const auto& refusal : choice.refusals) {
@@ -249,6 +272,7 @@ void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inp
     if (options.verbose) print_choice("backward", backward_ran);
   }
   place.fetch_outputs();
+  report_non_finite(problem);
   io::write_safetensors(options.out, outputs(problem, options.grad, rule.decay == Decay::channel),
                         {{"efla", std::string(version())},
                          {"step", name_of(rule.step)},

@@ -295,6 +295,17 @@ TEST_F(Apply, SameBitsWithAnyThreadCount) {
   }
 }
 
+TEST_F(Apply, SaysWhichOutputsAreNotFinite) {
+  auto in = random_problem(1, 9, 1, 4, 6);
+  for (const char* name : {"q", "v"}) {
+    for (auto& x : in.at(name).values) x = 1e30;
+  }
+  write_tensors(folder_.file("in.safetensors"), in, TensorType::F32);
+  const auto result = run_program({"apply", folder_.file("in.safetensors"), "--out", folder_.file("out.safetensors")});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "efla: apply: inf or NaN in o\n");
+}
+
 TEST_F(Apply, VerboseSaysWhatRan) {
   const auto in = random_problem(1, 3, 1, 4, 4);
   apply(in, TensorType::F32, {"--impl", "ref", "--grad", "--verbose"});
