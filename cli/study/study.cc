@@ -113,7 +113,7 @@ void run_study(const experiments::Study& study, const fs::path& folder, ThreadPo
   experiments::StudyEvents events;
   events.stop = interrupted;
   events.progress = [&](double share, const std::string& text) { bar.draw(share, text, /*plain_line=*/false); };
-  events.finished = [&](const std::string& text) { bar.line(text); };
+  events.line = [&](const std::string& text) { bar.line(text); };
   std::optional<std::vector<nlohmann::ordered_json>> runs;
   try {
     runs = experiments::run_study(study, folder, pool, events, device);

@@ -75,6 +75,8 @@ class Runner {
           }
           const std::lock_guard lock(mutex_);
           without_memory.push_back(numbers[i]);
+          events_.line(runs[numbers[i]].name +
+                       ": too little memory on the GPU beside other runs; continues after them");
         }
       }
     };
@@ -115,8 +117,8 @@ class Runner {
     const std::lock_guard lock(mutex_);
     shares_[i] = 1.0;
     entries_[i] = *entry;
-    events_.finished(std::to_string(++finished_) + " of " + std::to_string(entries_.size()) + ": " + run.name + ": " +
-                     study_.brief(*entry));
+    events_.line(std::to_string(++finished_) + " of " + std::to_string(entries_.size()) + ": " + run.name + ": " +
+                 study_.brief(*entry));
   }
 
   const Study& study_;

@@ -58,7 +58,9 @@ struct StudyEvents {
   std::function<bool()> stop;
   // The mean share of all runs, and what one of them says. Called by one thread at a time.
   std::function<void(double share, const std::string& text)> progress;
-  std::function<void(const std::string& text)> finished;  // a run, counted: "3 of 8: NAME: …"
+  // A line about a run that has ended, counted ("3 of 8: NAME: …"), or that must wait for memory. Called by one thread
+  // at a time.
+  std::function<void(const std::string& text)> line;
 };
 
 // Returns what study.json keeps: a folder with another one is not continued.

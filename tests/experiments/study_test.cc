@@ -43,7 +43,7 @@ TEST(Study, KeepsEntriesInTheOrderOfTheRuns) {
   double share = 0.0;
   std::vector<std::string> lines;
   events.progress = [&](double s, const std::string&) { share = std::max(share, s); };
-  events.finished = [&](const std::string& text) { lines.push_back(text); };
+  events.line = [&](const std::string& text) { lines.push_back(text); };
   const auto entries = run_study(study, folder.path(), pool, events);
   ASSERT_TRUE(entries.has_value());
   for (int i = 0; i < 7; ++i) EXPECT_EQ((*entries)[i].at("square"), i * i);
@@ -122,8 +122,12 @@ TEST(Study, ExecutesRunsAgainThatHadTooLittleMemoryBesideOthers) {
                           }});
   }
   ThreadPool pool(kRuns);
-  const auto entries = run_study(study, folder.path(), pool, quiet(), {Device::Kind::cuda});
+  int postponed = 0;
+  auto events = quiet();
+  events.line = [&](const std::string& text) { postponed += text.find("continues after them") != std::string::npos; };
+  const auto entries = run_study(study, folder.path(), pool, events, {Device::Kind::cuda});
   ASSERT_TRUE(entries.has_value());
+  EXPECT_EQ(postponed, kRuns - 1);
   for (int i = 0; i < kRuns; ++i) EXPECT_EQ((*entries)[i].at("i"), i);
   EXPECT_EQ(tries, 2 * kRuns - 1);
   EXPECT_LE(most_again, kRuns / 2);
