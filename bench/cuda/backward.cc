@@ -53,14 +53,7 @@ void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row&
   Both<T> dout(random_values<T>(c.v.host.size(), 7));
   DeltaForward<T> forward = c.forward(rule, true);
   DeltaBackward<T> p;
-  p.shape = forward.shape;
-  p.rule = forward.rule;
-  p.q = forward.q;
-  p.k = forward.k;
-  p.v = forward.v;
-  p.beta = forward.beta;
-  p.g = forward.g;
-  p.cu_seqlens = forward.cu_seqlens;
+  copy_inputs(forward, p);
   p.dout = View<const T, 4>::contiguous(dout.device, forward.v.extent);
   const auto with_states = [&](Gradients<T>& to, std::int64_t interval, auto&& call) {
     const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};

@@ -54,6 +54,7 @@ TEST_F(EvalLm, GivesTheScoresOfTheLibrary) {
   const auto out = folder_.file("scores.json");
   const auto result = eval({"--tokenizer", "bytes", "--json", "--out", out, "--max-length", "64", "--batch", "500"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("wikitext"), std::string::npos) << "NamesMistakes looks for what is said of a scored task";
   EXPECT_EQ(result.out, read_text(out));
   const auto found = json::parse(result.out);
   EXPECT_EQ(found.at("tokenizer"), "bytes");

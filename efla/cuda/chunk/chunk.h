@@ -115,9 +115,10 @@ inline constexpr std::int64_t kMultiprocessors = 132;
 // Returns how many times `blocks` thread blocks fill kMultiprocessors, with one block per multiprocessor.
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
 
-// Thread blocks of 128 value columns, from which on a sweep has such blocks. With fewer of them, twice as many blocks
-// of 64 columns occupy multiprocessors that would be idle.
-inline constexpr std::int64_t kManyBlocks = kMultiprocessors * 8 / 11;
+// Sequences, or their segments, times value heads: from this number on a thread block of a sweep has 128 value columns
+// instead of 64. With fewer, twice as many blocks of 64 columns occupy more multiprocessors. No measurement of this
+// bound is recorded.
+inline constexpr std::int64_t kManyHeads = 96;
 
 template <class E>
 constexpr bool has_channel_gate(const ChunkProblem<E>& c) {

@@ -552,7 +552,7 @@ void launch_both(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorM
 
 template <int kTiles, bool kChannel, class E>
 void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
-  if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= kManyBlocks) {
+  if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= kManyHeads) {
     return launch_both<kTiles, 2, kChannel>(c, maps, dout, stream);
   }
   launch_both<kTiles, 1, kChannel>(c, maps, dout, stream);

@@ -552,7 +552,7 @@ void launch_sweep(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorM
     launch<kTiles, 2, false, kChannel, false>(c, maps, outputs, stream);
   }
   if (c.p.shape.value_dim > 64 &&
-      c.p.shape.sequences() * c.p.shape.value_heads * (c.segments - (c.segments > 1 ? 1 : 0)) >= kManyBlocks) {
+      c.p.shape.sequences() * c.p.shape.value_heads * (c.segments - (c.segments > 1 ? 1 : 0)) >= kManyHeads) {
     return launch<kTiles, 2, false, kChannel>(c, maps, outputs, stream);
   }
   launch<kTiles, 1, false, kChannel>(c, maps, outputs, stream);

@@ -9,7 +9,7 @@
 
 namespace efla::gpu {
 
-inline constexpr int kRowsPerTile = 64;  // of a tile
+inline constexpr int kRowsPerTile = 64;  // and tokens that one copy brings
 
 // Returns whether map_rows takes a view whose rows are contiguous and aligned to 16 bytes.
 template <class E>
@@ -19,9 +19,9 @@ bool can_map_rows(const View<const E, 4>& view);
 template <class E>
 bool can_copy_rows(const View<const E, 4>& view);
 
-// Returns the descriptor of a view [B, T, H, D]. One copy has kRowsPerTile tokens of one head, 64 elements per
-// token. Elements
-// outside of the view become zeros. Coordinates are in the order d, h, t, b. Throws CudaError where the driver refuses.
+// Returns the descriptor of a view [B, T, H, D]. One copy has kRowsPerTile tokens of one head, 64 elements per token.
+// Elements outside of the view become zeros. Coordinates are in the order d, h, t, b. Throws CudaError where the driver
+// refuses.
 template <class E>
 CUtensorMap map_rows(const View<const E, 4>& view);
 

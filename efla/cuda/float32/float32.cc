@@ -47,10 +47,9 @@ std::string saved_states_refusal(const Problem& p) {
   return "states saved at other tokens than every " + std::to_string(kFloat32Tokens) + "th";
 }
 
-template <class Problem>
-Float32Problem forward_of(const Problem& p) {
+Float32Problem problem_of(const DeltaForward<float>& p) {
   Float32Problem c;
-  copy_inputs(p, c.p);
+  c.p = p;
   c.slots = float32_slots(p.shape);
   c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
   c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
@@ -89,8 +88,7 @@ void chunk_float32_fwd(const DeltaForward<float>& p, const Workspace& workspace,
     throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
   }
   require_workspace(kOperation, workspace, Parts(p.shape, p.rule).forward());
-  Float32Problem c = forward_of(p);
-  c.p = p;
+  Float32Problem c = problem_of(p);
   c.records = workspace.data;
   launch_prepare(c, stream);
   launch_float32_sweep(c, stream);
@@ -105,7 +103,9 @@ void chunk_float32_bwd(const DeltaBackward<float>& p, const Workspace& workspace
   require_workspace(kOperation, workspace, parts.backward());
   Float32Backward c;
   c.p = p;
-  c.forward = forward_of(p);
+  DeltaForward<float> inputs;
+  copy_inputs(p, inputs);
+  c.forward = problem_of(inputs);
   c.slices = static_cast<int>(parts.slices);
   c.dout_rows = has_aligned_rows(p.dout);
   auto* at = static_cast<std::byte*>(workspace.data);

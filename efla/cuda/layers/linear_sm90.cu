@@ -282,9 +282,10 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
   *y = value + residual;
 }
 
-// Weights of a thread block, in bytes. While a product computes, the weights of the products after it are on their way
-// in the same multiprocessor. Its shared memory has room for the thread blocks of two products with kMostWeights each
-// and some x, or of three with kWeights.
+// Bytes of weights of a thread block: at most kMostWeights; a problem that would exceed this is divided into blocks of
+// at most kWeights. The weights of the next product are copied to shared memory while this one computes, if blocks of
+// both fit in the 227 KB of a Hopper multiprocessor. kMostWeights leaves each of them 9 KB for x and the sums. No
+// measurement of the two sizes is recorded.
 constexpr int kMostWeights = 104 * 1024, kWeights = 64 * 1024;
 
 // Returns how the problem is distributed over about `blocks` thread blocks, one per multiprocessor, and the bytes of

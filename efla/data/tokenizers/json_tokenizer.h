@@ -22,7 +22,7 @@
 
 namespace efla::data {
 
-// A tokenizer.json, and what the tokenizer_config.json beside it names.
+// A tokenizer.json while a tokenizer is made of it, and what the tokenizer_config.json beside it names.
 struct TokenizerFile {
   const io::Fields& document;
   const std::string& path;

@@ -27,18 +27,18 @@ bool replaces(const io::Fields& stage, std::string_view from, std::string_view t
 struct Spaces {
   enum class Prefix { never, first, always };
 
-  bool prepends = false, replaces = false;  // the normalizer puts kSpace before each part, and in place of spaces
+  bool prepends = false, replaces = false;  // the normalizer puts kSpaceMark before each part, and in place of spaces
   bool metaspace = false, splits = false;   // the pre_tokenizer replaces spaces, and splits before each of them
-  Prefix prefix = Prefix::never;            // parts that the pre_tokenizer begins with kSpace if they do not already
-  bool strips = false;                      // the decoder drops the first space of a text
+  Prefix prefix = Prefix::never;  // parts that the pre_tokenizer begins with kSpaceMark if they do not already
+  bool strips = false;            // the decoder drops the first space of a text
 };
 
 void read_normalizer(const json& normalizer, Spaces& spaces, const std::string& path) {
   for (const auto& stage : stages_of(normalizer, "normalizer", "normalizers", path)) {
     const auto type = stage.get<std::string>("type");
-    if (type == "Prepend" && stage.get<std::string>("prepend") == kSpace && !spaces.prepends) {
+    if (type == "Prepend" && stage.get<std::string>("prepend") == kSpaceMark && !spaces.prepends) {
       spaces.prepends = true;
-    } else if (type == "Replace" && replaces(stage, " ", kSpace)) {
+    } else if (type == "Replace" && replaces(stage, " ", kSpaceMark)) {
       spaces.replaces = true;
     } else {
       refuse_tokenizer(path, "the normalizer " + io::brief(stage.content()));
@@ -51,7 +51,7 @@ void read_pre_tokenizer(const json& pre_tokenizer, Spaces& spaces, const std::st
     const auto type = stage.get<std::string>("type");
     // After the normalizer there is nothing to split at.
     if (type == "Split" && spaces.replaces && stage.object("pattern").find<std::string>("String") == " ") continue;
-    if (type != "Metaspace" || stage.get<std::string>("replacement") != kSpace || spaces.metaspace) {
+    if (type != "Metaspace" || stage.get<std::string>("replacement") != kSpaceMark || spaces.metaspace) {
       refuse_tokenizer(path, "the pre_tokenizer " + io::brief(stage.content()));
     }
     static constexpr std::array<std::string_view, 3> kPrefixes{"never", "first", "always"};
@@ -75,7 +75,7 @@ void read_decoder(const json& decoder, Spaces& spaces, const std::string& path) 
   };
   spaces.strips = stages.size() == 4 && is(3, "Strip") && stages[3].get<std::string>("content") == " " &&
                   stages[3].get<std::int64_t>("start") == 1 && stages[3].get<std::int64_t>("stop") == 0;
-  if (!is(0, "Replace") || !replaces(stages[0], kSpace, " ") || !is(1, "ByteFallback") || !is(2, "Fuse") ||
+  if (!is(0, "Replace") || !replaces(stages[0], kSpaceMark, " ") || !is(1, "ByteFallback") || !is(2, "Fuse") ||
       stages.size() != (spaces.strips ? 4U : 3U)) {
     refuse_tokenizer(path, "another decoder than ByteLevel, or Replace, ByteFallback, Fuse and Strip");
   }
@@ -101,7 +101,7 @@ class PieceTokenizer final : public JsonTokenizer {
     }
     // If no token has a space after another character, no merge crosses the start of a word, so words are independent.
     // The space itself must be a token, because a run of unknown characters is one token.
-    words_ = vocabulary.contains(kSpace) && (spaces.splits || !whole_words());
+    words_ = vocabulary.contains(kSpaceMark) && (spaces.splits || !whole_words());
     for (const auto& [text, id] : vocabulary.items()) {
       const int byte = byte_of(text);
       add(id, text, byte < 0 ? with_spaces(text) : std::string(1, static_cast<char>(byte)), file.path);
@@ -134,7 +134,8 @@ class PieceTokenizer final : public JsonTokenizer {
 
  private:
   std::string normalized(std::string_view text) const override {
-    return (spaces_.prepends ? std::string(kSpace) : "") + (spaces_.replaces ? with_marks(text) : std::string(text));
+    return (spaces_.prepends ? std::string(kSpaceMark) : "") +
+           (spaces_.replaces ? with_marks(text) : std::string(text));
   }
 
   void encode_part(std::string_view part, bool first, std::vector<std::int32_t>& out) const override {
@@ -143,7 +144,7 @@ class PieceTokenizer final : public JsonTokenizer {
     if (spaces_.metaspace) {
       marked = with_marks(part);
       const bool prefixed = spaces_.prefix == Prefix::always || (spaces_.prefix == Prefix::first && first);
-      if (prefixed && !marked.starts_with(kSpace)) marked.insert(0, kSpace);
+      if (prefixed && !marked.starts_with(kSpaceMark)) marked.insert(0, kSpaceMark);
       part = marked;
     }
     WordIds words;
@@ -160,7 +161,7 @@ class PieceTokenizer final : public JsonTokenizer {
   }
 
   std::size_t end_of_word(std::string_view text, std::size_t begin) const {
-    if (spaces_.splits) return std::min(text.find(kSpace, begin + 1), text.size());
+    if (spaces_.splits) return std::min(text.find(kSpaceMark, begin + 1), text.size());
     return words_ ? word_end(text, begin) : text.size();
   }
 

@@ -8,9 +8,9 @@
 
 namespace efla::data {
 
-// Makes the tokenizer of a file whose decoder is Replace, ByteFallback, Fuse and perhaps Strip. Spaces become kSpace by
-// the normalizer (Replace, and perhaps Prepend) or by the pre_tokenizer (Metaspace). Throws IoError(content) that names
-// what is not supported.
+// Makes the tokenizer of a file whose decoder is Replace, ByteFallback, Fuse and perhaps Strip. Spaces become
+// kSpaceMark by the normalizer (Replace, and perhaps Prepend) or by the pre_tokenizer (Metaspace). Throws
+// IoError(content) that names what is not supported.
 std::unique_ptr<Tokenizer> make_piece_tokenizer(const TokenizerFile& file);
 
 }  // namespace efla::data

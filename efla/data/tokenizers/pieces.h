@@ -8,14 +8,14 @@
 
 namespace efla::data {
 
-inline constexpr std::string_view kSpace = "\u2581";  // stands for a space
+inline constexpr std::string_view kSpaceMark = "\u2581";  // stands for a space
 
-// Return a text with kSpace for spaces, and with spaces for kSpace.
+// Return a text with kSpaceMark for spaces, and with spaces for kSpaceMark.
 std::string with_marks(std::string_view text);
 std::string with_spaces(std::string_view text);
 
-// Returns the end of the word that starts at a place of a text with kSpace for spaces: spaces, and what follows up to
-// the next space.
+// Returns the end of the word that starts at a place of a text with kSpaceMark for spaces: spaces, and what follows up
+// to the next space.
 std::size_t word_end(std::string_view text, std::size_t begin);
 
 // Returns the byte of a piece such as "<0x0A>"; −1 for any other piece.

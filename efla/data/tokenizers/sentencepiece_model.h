@@ -14,7 +14,7 @@ struct SentencePieceModel {
   enum class Kind { normal = 1, unknown, control, user_defined, unused, byte };
 
   struct Piece {
-    std::string text;  // UTF-8; kSpace (pieces.h) stands for a space
+    std::string text;  // UTF-8; kSpaceMark (pieces.h) stands for a space
     float score = 0.0F;
     Kind kind = Kind::normal;
   };

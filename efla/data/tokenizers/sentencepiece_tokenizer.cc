@@ -58,7 +58,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     // If no piece has a space after another character, no join crosses the start of a word, so words are independent.
     // The space itself must be a piece, because a run of unknown characters is one token.
     const auto crosses = [](const auto& entry) { return word_end(entry.first, 0) != entry.first.size(); };
-    words_ = ids_.contains(kSpace) && std::none_of(ids_.begin(), ids_.end(), crosses);
+    words_ = ids_.contains(kSpaceMark) && std::none_of(ids_.begin(), ids_.end(), crosses);
   }
 
   std::vector<std::int32_t> encode(std::string_view text) const override;
@@ -72,7 +72,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   bool begins_with_added_space(std::int32_t id) const override {
     const auto& piece = pieces_[static_cast<std::size_t>(id)];
-    return add_prefix_ && piece.kind == Kind::normal && piece.text.starts_with(kSpace);
+    return add_prefix_ && piece.kind == Kind::normal && piece.text.starts_with(kSpaceMark);
   }
 
   TextCut last_cut(std::string_view text) const override {
@@ -149,12 +149,12 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
   if (const auto valid = utf8_prefix(text); valid != text.size()) {
     throw Error("encode", "text", fmt::format("a byte at {} that is not UTF-8", valid), "UTF-8");
   }
-  if (text.size() > static_cast<std::size_t>(INT32_MAX) / kSpace.size()) {
+  if (text.size() > static_cast<std::size_t>(INT32_MAX) / kSpaceMark.size()) {
     throw Error("encode", "text", fmt::format("{} bytes", text.size()), "a text in parts of less than 700 MB");
   }
   std::vector<std::int32_t> out;
   if (text.empty()) return out;
-  const std::string marked = (add_prefix_ ? std::string(kSpace) : "") + with_marks(text);
+  const std::string marked = (add_prefix_ ? std::string(kSpaceMark) : "") + with_marks(text);
 
   WordIds words;
   BytePairs pairs;

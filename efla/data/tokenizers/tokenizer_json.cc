@@ -105,11 +105,11 @@ TokenizerJson of_sentencepiece(const std::string& path) {
       added.push_back(special_token(static_cast<std::int64_t>(i), piece.text));
     }
   }
-  const json space = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
-  const json no_space = {{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}};
+  const json space = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceMark}};
+  const json no_space = {{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}};
   json normalizers = json::array(), decoders = json::array({no_space, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
   if (model.add_dummy_prefix) {
-    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
+    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpaceMark}});
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
   normalizers.push_back(space);
