@@ -221,7 +221,7 @@ void Generator::continue_alone(Session& session, Progress& progress, const Reply
     const auto most = progress.of_prompt() ? 0 : std::min(options.draft_tokens, count - 1);
     const auto draft = advance.draft(text, progress.reply.ids, most);
     if (draft.empty()) {
-      const bool ahead = options.ends_session && count > 1 && !progress.of_prompt() && continues_together();
+      const bool ahead = options.ends_session && count > 1 && !progress.of_prompt() && decoder_ != nullptr;
       const auto id = advance.draw(options.sampling, tokenizer_.vocab_size(), /*decode=*/!progress.of_prompt(), ahead);
       progress.add(id, pending, ms_since(start));
       --count;
@@ -252,11 +252,6 @@ std::int64_t Generator::continue_draft(Advance& advance, Session& session, Progr
   return static_cast<std::int64_t>(drawn);
 }
 
-bool Generator::continues_together() const {
-  return decoder_ != nullptr && !nn::mixer_preset(model_.config().mixer).softmax &&
-         model_.config().attention_layers.empty();
-}
-
 void Generator::replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
                         const ReplyOptions& options,
                         const std::function<void(std::size_t, const Reply&)>& complete) const {
@@ -278,7 +273,8 @@ void Generator::replies(std::span<Session> sessions, std::span<const std::vector
     }
     // The prefill of a prompt draws the first id of its reply.
     for (std::size_t i = 0; i < sessions.size();) {
-      const auto count = options.max_tokens == 0 ? 1 : count_packed(sessions.subspan(i));
+      const bool alone = options.max_tokens == 0 || model_.config().has_attention();
+      const auto count = alone ? 1 : count_packed(sessions.subspan(i));
       if (count > 1) {
         begin_packed(sessions.subspan(i, count), std::span(all).subspan(i, count), options);
       } else {

@@ -64,8 +64,8 @@ class Generator {
   // neither a prompt nor a text to continue.
   Reply reply(Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options) const;
 
-  // Returns whether `replies` can continue texts: it needs a decoder and a state of constant size.
-  bool continues_together() const;
+  // Returns whether `replies` can continue texts: it needs a decoder.
+  bool continues_together() const { return decoder_ != nullptr; }
   // Continues several sessions' texts, each after its prompt, one token of every text per step. Only the texts are
   // continued: the sessions' states stay those after the prompts. The time of a step is divided among its texts. Calls
   // complete(i, reply) in the order of the texts, as soon as text i and all texts before it are complete. If an error

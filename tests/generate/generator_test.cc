@@ -112,7 +112,7 @@ TEST(Generator, TheDecoderOfGpusDrawsTheSameTokens) {
     expect_error([&] { nn::GpuDecoder(model, nn::WeightType::int8, 258); }, "weights", "int8 on a GPU");
 
     const Generator alone(model, *tokenizer), decoding(model, *tokenizer, nullptr, &decoder);
-    EXPECT_EQ(decoding.continues_together(), !hybrid);
+    EXPECT_TRUE(decoding.continues_together());
     EXPECT_FALSE(alone.continues_together());
     const ReplyOptions options{.max_tokens = 25};
     Session one(model, 1), other(model, 1);
@@ -133,9 +133,15 @@ TEST(Generator, TheDecoderOfGpusDrawsTheSameTokens) {
   }
 }
 
-TEST_F(GeneratorTest, ContinuesTextsTogetherAsOneByOne) {
+class HybridGeneratorTest : public testing::TestWithParam<bool> {};
+
+// The texts have different lengths, and half of them end before the others.
+TEST_P(HybridGeneratorTest, ContinuesTextsTogetherAsOneByOne) {
+  const auto model = tiny_model(1, GetParam());
+  const auto tokenizer = data::load_tokenizer("bytes");
   const nn::GpuDecoder decoder(model, nn::WeightType::float32, tokenizer->vocab_size());
-  const Generator together(model, *tokenizer, nullptr, &decoder);
+  const Generator generator(model, *tokenizer), together(model, *tokenizer, nullptr, &decoder);
+  const SamplingOptions warm{.temperature = 1.0, .top_k = 40, .top_p = 0.95, .repetition_penalty = 1.2};
   const std::vector<std::string> texts{"a", "The rule", "rules of the state", "", "b", "!"};
   for (const auto& sampling : {SamplingOptions{.temperature = 0.0}, warm}) {
     Session session(model, 1);
@@ -173,6 +179,9 @@ TEST_F(GeneratorTest, ContinuesTextsTogetherAsOneByOne) {
     EXPECT_LT(stopped, 6);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(SoftmaxAttention, HybridGeneratorTest, testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "InOneLayer" : "InNone"); });
 
 TEST_F(GeneratorTest, PrefillsTogetherWhatFitsAndBegins) {
   const nn::GpuDecoder decoder(model, nn::WeightType::float32, tokenizer->vocab_size());

@@ -258,6 +258,33 @@ TEST(Attention, IsSoftmaxOverRotatedKeys) {
   EXPECT_LE(max_difference(gradient, torch::autograd::grad({(expected * weight).sum()}, {x})[0]), 1e-4);
 }
 
+// Past the first capacity of the cache. Slots that have no token yet must not count.
+TEST(Attention, OneTokenAtATimeAttendsToAllBefore) {
+  const torch::NoGradGuard no_grad;
+  const AttentionConfig config{.hidden = 16, .heads = 4, .key_value_heads = 2, .rope_theta = 100.0};
+  const Attention attention(config, Initialiser(1));
+  const auto p = parameters_of(attention);
+  const std::int64_t tokens = 300;
+  const auto x = random_tensor({2, tokens, 16}, 1).to(torch::kFloat);
+  const auto qkv =
+      torch::matmul(x, torch::cat({p.at("q_proj.weight"), p.at("k_proj.weight"), p.at("v_proj.weight")}).t());
+  auto cache = attention.initial_cache(2);
+  std::vector<Tensor> outputs;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    cache.reserve(1);
+    const AttentionStep step(config, torch::tensor({t}, torch::kLong), {}, cache.key_slots().size(2));
+    outputs.push_back(attend_one(config, step, qkv.select(1, t), cache));
+    cache.count_token();
+  }
+  EXPECT_GT(cache.key_slots().size(2), tokens);
+  const auto o = torch::stack(outputs, 1).matmul(p.at("o_proj.weight").t());
+  EXPECT_LE(max_difference(o, attention.forward(x)), 1e-5);
+  auto prefilled = attention.initial_cache(2);
+  attention.forward(x, prefilled);
+  EXPECT_LE(max_difference(cache.keys(), prefilled.keys()), 1e-5);
+  EXPECT_LE(max_difference(cache.values(), prefilled.values()), 1e-5);
+}
+
 TEST(Mixer, SoftmaxIsCausalAttention) {
   const Mixer mixer({.mixer = "softmax", .hidden = 16, .heads = 2, .conv = 0, .output_norm = false}, Initialiser(1));
   const auto p = parameters_of(mixer);

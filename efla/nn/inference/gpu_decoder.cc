@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -45,7 +46,6 @@ struct GpuDecoder::Step {
 struct GpuDecoder::Cache : DecodeCache {
   std::shared_ptr<const Identity> decoder;
   std::vector<Tensor> held;
-  bool attends = false;
   autograd::GraphReplay replay;
 };
 
@@ -88,7 +88,7 @@ GpuDecoder::Layer GpuDecoder::packed_layer(std::int64_t index) const {
   const auto& from = layer.from;
   layer.gate_up = packed({from.gate, from.up});
   layer.down = packed({from.down});
-  if (!from.has_mixer()) return layer;
+  if (from.in.empty()) return layer;
   layer.in = packed(from.in);
   layer.o_proj = packed({from.o_proj});
   if (from.f_out.defined()) layer.f_out = packed({from.f_out});
@@ -145,9 +145,15 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projec
 }
 
 // Returns x plus the output of the mixer or the attention of layer `index`, for x [B, D].
-Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& state) const {
+Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& state,
+                       const std::optional<AttentionStep>& attention) const {
   const Layer& layer = layers_[index];
   const double eps = model_.config().norm_eps;
+  if (const auto* cache = std::get_if<KeyValueCache>(&state.layers[index])) {
+    const auto qkv = autograd::fused_linear(x, layer.in, {.norm_weight = layer.from.attn_norm, .norm_eps = eps});
+    const auto o = attend_one(model_.config().attention_config(), *attention, qkv, *cache);
+    return autograd::fused_linear(o, layer.o_proj, {.residual = x});
+  }
   if (!layer.has_mixer) {
     const auto normed = autograd::rms_norm(x, layer.from.attn_norm, eps);
     return x + model_.mix(index, normed.unsqueeze(1), state).squeeze(1);
@@ -158,12 +164,20 @@ Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& s
   return autograd::fused_linear(step.o, layer.o_proj, {.residual = x});
 }
 
-// Returns the logits for the embeddings x [B, D].
-Tensor GpuDecoder::logits(Tensor x, LanguageModelState& state) const {
+// Returns the logits for the ids [B] of tokens that go to slot [1] int64 of caches of keys and values.
+Tensor GpuDecoder::logits(const Tensor& ids, const Tensor& slot, LanguageModelState& state) const {
   const double eps = model_.config().norm_eps;
+  std::optional<AttentionStep> attention;
+  for (const auto& layer : state.layers) {
+    const auto* cache = std::get_if<KeyValueCache>(&layer);
+    if (cache == nullptr) continue;
+    attention.emplace(model_.config().attention_config(), slot, state.starts, cache->key_slots().size(2));
+    break;
+  }
+  Tensor x = torch::embedding(embeddings_, ids);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    x = mix(i, x, state);
+    x = mix(i, x, state, attention);
     const auto inner =
         autograd::fused_linear(x, layer.gate_up, {.norm_weight = layer.from.mlp_norm, .norm_eps = eps, .swiglu = true});
     x = autograd::fused_linear(inner, layer.down, {.residual = x});
@@ -173,13 +187,16 @@ Tensor GpuDecoder::logits(Tensor x, LanguageModelState& state) const {
 
 std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& state) const {
   std::vector<Tensor> held;
-  bool attends = false;
   for (const auto& layer : state.layers) {
-    const auto* mixer = std::get_if<MixerState>(&layer);
-    attends = attends || mixer == nullptr;
-    if (mixer != nullptr) held.push_back(mixer->memory);
-    if (mixer != nullptr && mixer->conv.defined()) held.push_back(mixer->conv);
+    if (const auto* mixer = std::get_if<MixerState>(&layer)) {
+      held.push_back(mixer->memory);
+      if (mixer->conv.defined()) held.push_back(mixer->conv);
+    } else {
+      const auto& cache = std::get<KeyValueCache>(layer);
+      held.insert(held.end(), {cache.key_slots(), cache.value_slots()});
+    }
   }
+  if (state.starts.defined()) held.push_back(state.starts);
   auto known = std::static_pointer_cast<Cache>(state.decode);
   const auto is_same = [](const Tensor& a, const Tensor& b) { return a.is_same(b); };
   if (known && known->decoder == identity_ &&
@@ -190,7 +207,6 @@ std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& sta
   auto cache = std::make_shared<Cache>();
   cache->decoder = identity_;
   cache->held = held;
-  cache->attends = attends;
   state.decode = cache;
   return cache;
 }
@@ -217,14 +233,20 @@ GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state
 GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
   const torch::NoGradGuard no_grad;
   model_.check_state(state, ids.size(0));
+  for (auto& layer : state.layers) {
+    if (auto* cache = std::get_if<KeyValueCache>(&layer)) cache->reserve(1);
+  }
   const auto cache = cache_for(state);
   const auto decode = [&](const std::vector<Tensor>& inputs) {
-    const Tensor all = logits(torch::embedding(embeddings_, inputs[0]), state);
+    const Tensor all = logits(inputs[0], inputs[1], state);
     const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
     return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
   };
-  // A cache of keys and values grows with every step, so that a graph cannot be replayed.
-  const auto outputs = cache->attends ? decode({ids}) : cache->replay.call(decode, {ids}, cache->held);
+  const Tensor slot = torch::full({1}, state.tokens, ids.options());
+  const auto outputs = cache->replay.call(decode, {ids, slot}, cache->held);
+  for (auto& layer : state.layers) {
+    if (auto* written = std::get_if<KeyValueCache>(&layer)) written->count_token();
+  }
   ++state.tokens;
   return {outputs[0], outputs[1]};
 }

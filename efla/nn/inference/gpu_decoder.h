@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "efla/autograd/autocast.h"
@@ -16,8 +17,8 @@
 namespace efla::nn {
 
 // Outputs agree with LanguageModel but for rounding. With weights in bfloat16 the model's weights must already have
-// bfloat16 values (round_weights). The model itself computes layers of softmax attention, and mixers that the kernel
-// mixer_step does not take. Only one thread may use the object at a time.
+// bfloat16 values (round_weights). The model itself computes mixers that the kernel mixer_step does not take. Only one
+// thread may use the object at a time.
 class GpuDecoder {
  public:
   // Packs the weights of a model that lies on a GPU. The model must outlive the object. Only ids in [0, drawable) may
@@ -38,8 +39,8 @@ class GpuDecoder {
   torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
 
-  // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer has
-  // softmax attention. Throws Error for a bad argument.
+  // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, and from the second
+  // step after a cache of keys and values has grown. Throws Error for a bad argument.
   Output step(const torch::Tensor& ids, LanguageModelState& state) const;
   // Decodes ids on the model's device that a step has drawn. The ids are not checked, because a check would wait for
   // the GPU.
@@ -57,8 +58,9 @@ class GpuDecoder {
   Layer packed_layer(std::int64_t index) const;
   Projected project(const Layer& layer, const torch::Tensor& x) const;
   Step step_of(const Layer& layer, const Projected& projected, const MixerState& state) const;
-  torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state) const;
-  torch::Tensor logits(torch::Tensor x, LanguageModelState& state) const;
+  torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state,
+                    const std::optional<AttentionStep>& attention) const;
+  torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& slot, LanguageModelState& state) const;
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
 
   const LanguageModel& model_;

@@ -36,12 +36,15 @@ LayerParameters::LayerParameters(const LanguageModel& model, const MixerShape& m
   gate = find("mlp.gate_proj.weight");
   up = find("mlp.up_proj.weight");
   down = find("mlp.down_proj.weight");
-  if (model.config().is_attention(index) || !mixer.refusal().empty()) return;
+  const bool attends = model.config().is_attention(index);
+  if (!attends && !mixer.refusal().empty()) return;
 
+  in = {find("attn.q_proj.weight"), find("attn.k_proj.weight"), find("attn.v_proj.weight")};
+  o_proj = find("attn.o_proj.weight");
+  if (attends) return;
   o_norm = find("attn.o_norm.weight");
   taps =
       torch::cat({find("attn.q_conv1d.weight"), find("attn.k_conv1d.weight"), find("attn.v_conv1d.weight")}).squeeze(1);
-  in = {find("attn.q_proj.weight"), find("attn.k_proj.weight"), find("attn.v_proj.weight")};
   std::int64_t columns = mixer.channels;
   const auto append = [&](const std::string& name, std::int64_t& first) {
     const auto weight = find(name);
@@ -58,7 +61,6 @@ LayerParameters::LayerParameters(const LanguageModel& model, const MixerShape& m
   f_out = find("attn.f_proj.1.weight");
   g_out = find("attn.g_proj.1.weight");
   gate_bias = find("attn.g_proj.1.bias");
-  o_proj = find("attn.o_proj.weight");
 
   beta_factor = torch::full({mixer.config.value_heads}, mixer.config.beta_scale, attn_norm.options());
   if (const auto alpha = find("attn.alpha"); alpha.defined()) beta_factor = beta_factor * torch::softplus(alpha);

@@ -28,12 +28,13 @@ struct MixerShape {
   std::int64_t values, channels;  // HV·V, and 2·H·K + HV·V
 };
 
-// Tensors are detached and lie on the model's device. A tensor is undefined if the layer does not have it. For a layer
-// of softmax attention, or with a mixer that MixerShape refuses, only the tensors of the norms and the MLP are defined.
+// Tensors are detached and lie on the model's device. A tensor is undefined if the layer does not have it. With a mixer
+// that MixerShape refuses only the tensors of the norms and the MLP are defined; in a layer of softmax attention also
+// `in` and o_proj.
 struct LayerParameters {
   LayerParameters(const LanguageModel& model, const MixerShape& mixer, std::int64_t index);
 
-  bool has_mixer() const { return !in.empty(); }
+  bool has_mixer() const { return taps.defined(); }
 
   torch::Tensor attn_norm, mlp_norm, gate, up, down;
   torch::Tensor o_norm, o_proj, f_out, g_out;

@@ -19,29 +19,8 @@ using torch::Tensor;
 // Queries per block. Blocks bound the memory for scores, and a block skips the keys after its last query.
 constexpr std::int64_t kQueries = 256;
 
-// The rotation of queries and keys with E = D/H elements by the positions of T tokens.
-class Rotation {
- public:
-  // positions [T] are on the device of the queries and keys, whose type is `dtype`.
-  Rotation(const Tensor& positions, std::int64_t dim, double theta, torch::ScalarType dtype) {
-    const std::int64_t half = dim / 2;
-    const auto exponents =
-        torch::arange(half, positions.options().dtype(torch::kDouble)) * (-std::log(theta) / static_cast<double>(half));
-    const auto angles = torch::outer(positions.to(torch::kDouble), exponents.exp());  // [T, E/2]
-    cos_ = angles.cos().to(dtype);
-    sin_ = angles.sin().to(dtype);
-  }
-
-  // Rotates x [B, H, T, E].
-  Tensor operator()(const Tensor& x) const {
-    const std::int64_t half = cos_.size(1);
-    const auto a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
-    return torch::cat({a * cos_ - b * sin_, b * cos_ + a * sin_}, -1);
-  }
-
- private:
-  Tensor cos_, sin_;  // [T, E/2]
-};
+// Tokens for which a cache has room at least, because a CUDA graph is captured for every capacity.
+constexpr std::int64_t kLeastRoom = 256;
 
 #if TORCH_VERSION_MAJOR >= 2
 // Computes causal_attention by LibTorch's fused kernels for GPUs, which do not store the scores. Requires S = T or T
@@ -93,18 +72,90 @@ KeyValueCache::KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, s
     : keys_(torch::empty({batch, key_value_heads, 0, dim}, device)), values_(torch::empty_like(keys_)) {}
 
 void KeyValueCache::append(const Tensor& keys, const Tensor& values) {
-  const std::int64_t added = keys.size(2), needed = tokens_ + added;
-  if (keys_.size(2) < needed) {
-    const std::int64_t room = std::max(needed, 2 * tokens_);
-    for (auto* held : {&keys_, &values_}) {
-      const auto larger = torch::empty({held->size(0), held->size(1), room, held->size(3)}, held->options());
-      larger.narrow(2, 0, tokens_).copy_(held->narrow(2, 0, tokens_));
-      *held = larger;
-    }
-  }
+  const std::int64_t added = keys.size(2);
+  reserve(added);
   keys_.narrow(2, tokens_, added).copy_(keys);
   values_.narrow(2, tokens_, added).copy_(values);
-  tokens_ = needed;
+  tokens_ += added;
+}
+
+void KeyValueCache::reserve(std::int64_t tokens) {
+  if (tokens_ + tokens <= keys_.size(2)) return;
+  const std::int64_t room = std::max({tokens_ + tokens, 2 * tokens_, kLeastRoom});
+  for (auto* held : {&keys_, &values_}) {
+    const auto larger = torch::zeros({held->size(0), held->size(1), room, held->size(3)}, held->options());
+    larger.narrow(2, 0, tokens_).copy_(held->narrow(2, 0, tokens_));
+    *held = larger;
+  }
+}
+
+KeyValueCache KeyValueCache::joined(const std::vector<const KeyValueCache*>& caches) {
+  std::int64_t batch = 0, tokens = 0;
+  for (const auto* cache : caches) {
+    batch += cache->keys_.size(0);
+    tokens = std::max(tokens, cache->tokens_);
+  }
+  const Tensor& like = caches.at(0)->keys_;
+  KeyValueCache all(batch, like.size(1), like.size(3), like.device());
+  all.reserve(tokens);
+  std::int64_t row = 0;
+  for (const auto* cache : caches) {
+    const std::int64_t rows = cache->keys_.size(0), start = tokens - cache->tokens_;
+    all.keys_.narrow(0, row, rows).narrow(2, start, cache->tokens_).copy_(cache->keys());
+    all.values_.narrow(0, row, rows).narrow(2, start, cache->tokens_).copy_(cache->values());
+    row += rows;
+  }
+  all.tokens_ = tokens;
+  return all;
+}
+
+KeyValueCache KeyValueCache::selected(const Tensor& rows) const {
+  KeyValueCache some = *this;
+  some.keys_ = keys_.index_select(0, rows);
+  some.values_ = values_.index_select(0, rows);
+  return some;
+}
+
+Rotation::Rotation(const Tensor& positions, std::int64_t dim, double theta, torch::ScalarType dtype) {
+  const std::int64_t half = dim / 2;
+  const auto exponents =
+      torch::arange(half, positions.options().dtype(torch::kDouble)) * (-std::log(theta) / static_cast<double>(half));
+  const auto angles = positions.to(torch::kDouble).unsqueeze(-1) * exponents.exp();  // [..., T, E/2]
+  const auto cos = angles.cos(), sin = angles.sin();
+  cos_ = torch::cat({cos, cos}, -1).to(dtype);
+  sin_ = torch::cat({-sin, sin}, -1).to(dtype);
+}
+
+Tensor Rotation::operator()(const Tensor& x) const {
+  return torch::addcmul(x * cos_, torch::roll(x, cos_.size(-1) / 2, -1), sin_);
+}
+
+AttentionStep::AttentionStep(const AttentionConfig& config, const Tensor& token_slot, const Tensor& starts,
+                             std::int64_t capacity)
+    : slot(token_slot),
+      rotated(starts.defined() ? (slot - starts).view({-1, 1, 1}) : slot, config.hidden / config.heads,
+              config.rope_theta, torch::kFloat) {
+  const auto slots = torch::arange(capacity, slot.options());
+  Tensor empty = (slots > slot).view({1, 1, capacity});
+  if (starts.defined()) {
+    empty = empty.logical_or(slots < starts.view({-1, 1, 1})).repeat({1, config.key_value_heads, 1});
+    empty = empty.view({-1, 1, capacity});
+  }
+  scores = torch::zeros_like(empty, torch::kFloat).masked_fill(empty, -INFINITY);
+}
+
+Tensor attend_one(const AttentionConfig& config, const AttentionStep& step, const Tensor& qkv,
+                  const KeyValueCache& cache) {
+  const std::int64_t dim = config.hidden / config.heads, batch = qkv.size(0), key_heads = config.key_value_heads;
+  const auto heads = qkv.view({batch, config.heads + 2 * key_heads, 1, dim});
+  const auto rotated = step.rotated(heads.narrow(1, 0, config.heads + key_heads));
+  Tensor keys = cache.key_slots(), values = cache.value_slots();
+  keys.index_copy_(2, step.slot, rotated.narrow(1, config.heads, key_heads));
+  values.index_copy_(2, step.slot, heads.narrow(1, config.heads + key_heads, key_heads));
+  const auto q = rotated.narrow(1, 0, config.heads).reshape({batch * key_heads, config.heads / key_heads, dim});
+  const auto scores = torch::baddbmm(step.scores, q, keys.flatten(0, 1).transpose(1, 2), /*beta=*/1.0,
+                                     1.0 / std::sqrt(static_cast<double>(dim)));
+  return torch::bmm(torch::softmax(scores, -1), values.flatten(0, 1)).reshape({batch, config.hidden});
 }
 
 Attention::Attention(const AttentionConfig& config, const Initialiser& init) : config_((validate(config), config)) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "efla/nn/layers/parameters.h"
 
@@ -31,13 +32,57 @@ class KeyValueCache {
   torch::Tensor keys() const { return keys_.narrow(2, 0, tokens_); }  // [B, HKV, tokens, D/H], rotated
   torch::Tensor values() const { return values_.narrow(2, 0, tokens_); }
 
-  // Appends keys and values [B, HKV, T, D/H]. Doubles the capacity when it is exhausted.
+  // Appends keys and values [B, HKV, T, D/H].
   void append(const torch::Tensor& keys, const torch::Tensor& values);
+
+  // Makes room for more tokens. At least doubles the capacity when it is exhausted, which replaces the tensors.
+  void reserve(std::int64_t tokens);
+  // All slots [B, HKV, capacity, D/H]. Token t has slot t; slots without a token have finite numbers.
+  const torch::Tensor& key_slots() const { return keys_; }
+  const torch::Tensor& value_slots() const { return values_; }
+  // Counts a token that attend_one has written.
+  void count_token() { ++tokens_; }
+
+  // Return independent caches: the sequences of all given caches one after the other, with their last tokens in the
+  // same slot, and the sequences of the given rows [·] int64. Slots before a sequence's first token have zeros.
+  static KeyValueCache joined(const std::vector<const KeyValueCache*>& caches);
+  KeyValueCache selected(const torch::Tensor& rows) const;
 
  private:
   std::int64_t tokens_ = 0;
-  torch::Tensor keys_, values_;  // [B, HKV, capacity, D/H]
+  torch::Tensor keys_, values_;
 };
+
+// The rotation of queries and keys with E = D/H elements by the positions of tokens.
+class Rotation {
+ public:
+  // positions [..., T] are on the device of the queries and keys, whose type is `dtype`.
+  Rotation(const torch::Tensor& positions, std::int64_t dim, double theta, torch::ScalarType dtype);
+
+  // Rotates x [..., T, E].
+  torch::Tensor operator()(const torch::Tensor& x) const;
+
+ private:
+  torch::Tensor cos_, sin_;  // [..., T, E]; the first half of sin_ has the other sign
+};
+
+// What all layers need to attend from one token per sequence.
+struct AttentionStep {
+  // slot [1] int64: the slot of the tokens in caches of this capacity, on their device. starts [B] int64: the slots of
+  // the sequences' first tokens; undefined: zeros.
+  AttentionStep(const AttentionConfig& config, const torch::Tensor& slot, const torch::Tensor& starts,
+                std::int64_t capacity);
+
+  torch::Tensor slot;
+  Rotation rotated;
+  torch::Tensor scores;  // [1 or B·HKV, 1, capacity]: 0, or −∞ for slots before the first and after the last token
+};
+
+// Computes the attention of one token per sequence, whose projections qkv [B, (H + 2·HKV)·D/H] are in float32: softmax(
+// R(q) R(k)ᵀ / √(D/H)) v [B, D], where k and v include the token. Writes its keys and values to the cache, but does not
+// count them. Launches the same kernels for every slot, so that a CUDA graph can be replayed for the next token.
+torch::Tensor attend_one(const AttentionConfig& config, const AttentionStep& step, const torch::Tensor& qkv,
+                         const KeyValueCache& cache);
 
 // Computes o_proj(softmax(R(q) R(k)ᵀ / √(D/H)) v) over the tokens up to each token. R is the rotation of Su et al.,
 // "RoFormer: enhanced transformer with rotary position embedding", 2021, which pairs element i with element i + D/(2H).

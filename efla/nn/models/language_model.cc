@@ -205,6 +205,8 @@ Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) cons
   const torch::NoGradGuard no_grad;
   check_ids(ids, 2);
   check_state(state, ids.size(0));
+  if (state.starts.defined())
+    throw Error(kName, "state", "a joined one with softmax attention", "one that is not joined");
   const Tensor on_device = ids.to(embeddings_->value.device());
   const std::int64_t most = on_device.is_cuda() ? kPrefillTokensOnGpu : kPrefillTokens;
   // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.

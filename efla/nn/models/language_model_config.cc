@@ -34,6 +34,8 @@ bool LanguageModelConfig::is_attention(std::int64_t layer) const {
          std::find(attention_layers.begin(), attention_layers.end(), layer) != attention_layers.end();
 }
 
+bool LanguageModelConfig::has_attention() const { return mixer_preset(mixer).softmax || !attention_layers.empty(); }
+
 std::int64_t LanguageModelConfig::mlp_width() const {
   if (intermediate_size > 0) return intermediate_size;
   const auto least = static_cast<std::int64_t>(static_cast<double>(hidden_size) * hidden_ratio * 2.0 / 3.0);

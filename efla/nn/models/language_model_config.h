@@ -50,6 +50,8 @@ struct LanguageModelConfig {
 
   // Returns whether a layer is one of softmax attention.
   bool is_attention(std::int64_t layer) const;
+  // Returns whether any layer is one of softmax attention, so that the state grows with the text.
+  bool has_attention() const;
   // Returns the inner width of the MLP.
   std::int64_t mlp_width() const;
   // Returns the number of parameters without small ones: embeddings, projections of q, k, v and the output, and MLPs.

@@ -178,7 +178,7 @@ json common_json(const LanguageModelConfig& c) {
            {"dtype", "float32"},
            {"attn", nullptr}};
   const auto attention = c.attention_config();
-  if (!c.attention_layers.empty() || mixer_preset(c.mixer).softmax) {
+  if (c.has_attention()) {
     out["attn"] = {{"layers", c.attention_layers},
                    {"num_heads", attention.heads},
                    {"num_kv_heads", attention.key_value_heads},

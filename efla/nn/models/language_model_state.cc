@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <string>
 
 #include "efla/nn/named_tensor.h"
@@ -12,6 +13,15 @@ namespace {
 using torch::Tensor;
 
 std::string prefix(std::size_t layer) { return "layers." + std::to_string(layer) + "."; }
+
+// Returns the slots of all sequences' first tokens, if the last tokens are in slot tokens − 1.
+Tensor starts_of(const std::vector<const LanguageModelState*>& states, std::int64_t tokens, torch::Device device) {
+  std::vector<std::int64_t> starts;
+  for (const auto* state : states) {
+    starts.insert(starts.end(), static_cast<std::size_t>(state->batch), tokens - state->tokens);
+  }
+  return torch::tensor(starts, torch::kLong).to(device);
+}
 
 }  // namespace
 
@@ -36,8 +46,18 @@ LanguageModelState LanguageModelState::joined(const std::vector<const LanguageMo
   LanguageModelState all = *states.at(0);
   all.decode = {};
   all.batch = 0;
-  for (const auto* state : states) all.batch += state->batch;
+  for (const auto* state : states) {
+    all.batch += state->batch;
+    all.tokens = std::max(all.tokens, state->tokens);
+  }
   for (std::size_t i = 0; i < all.layers.size(); ++i) {
+    if (std::holds_alternative<KeyValueCache>(all.layers[i])) {
+      std::vector<const KeyValueCache*> caches;
+      for (const auto* state : states) caches.push_back(&std::get<KeyValueCache>(state->layers[i]));
+      all.layers[i] = KeyValueCache::joined(caches);
+      if (!all.starts.defined()) all.starts = starts_of(states, all.tokens, caches[0]->keys().device());
+      continue;
+    }
     std::vector<Tensor> memories, convs;
     for (const auto* state : states) {
       const auto& mixer = std::get<MixerState>(state->layers[i]);
@@ -53,11 +73,17 @@ LanguageModelState LanguageModelState::selected(const std::vector<std::int64_t>&
   LanguageModelState some = *this;
   some.decode = {};
   some.batch = static_cast<std::int64_t>(rows.size());
+  const auto index = torch::tensor(rows, torch::kLong);
+  if (starts.defined()) some.starts = starts.index_select(0, index.to(starts.device()));
   for (auto& layer : some.layers) {
+    if (auto* cache = std::get_if<KeyValueCache>(&layer)) {
+      *cache = cache->selected(index.to(cache->keys().device()));
+      continue;
+    }
     auto& mixer = std::get<MixerState>(layer);
-    const auto index = torch::tensor(rows, torch::kLong).to(mixer.memory.device());
-    mixer.memory = mixer.memory.index_select(0, index);
-    if (mixer.conv.defined()) mixer.conv = mixer.conv.index_select(0, index);
+    const auto on_device = index.to(mixer.memory.device());
+    mixer.memory = mixer.memory.index_select(0, on_device);
+    if (mixer.conv.defined()) mixer.conv = mixer.conv.index_select(0, on_device);
   }
   return some;
 }

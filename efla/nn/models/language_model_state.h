@@ -24,15 +24,17 @@ struct DecodeCache {
 // A copy shares its tensors with the original, and decoding overwrites them. Use clone for an independent copy.
 struct LanguageModelState {
   std::int64_t batch = 0;   // B sequences
-  std::int64_t tokens = 0;  // tokens per sequence so far
+  std::int64_t tokens = 0;  // tokens per sequence so far; of the longest sequence in a joined state
   std::vector<std::variant<MixerState, KeyValueCache>> layers;
+  torch::Tensor starts = {};  // [B] int64: slots of the first tokens in a joined state's caches of keys and values
   std::shared_ptr<DecodeCache> decode = {};  // what GpuDecoder keeps for these tensors
 
   // Returns an independent state with the same values.
   LanguageModelState clone() const;
 
-  // Return independent states for models without softmax attention: all sequences of the states one after the other,
-  // and the sequences of the given rows. The number of tokens is taken from the first state.
+  // Return independent states: all sequences of the states one after the other, and the sequences of the given rows.
+  // None of the states to be joined may be a joined one. Only GpuDecoder takes a joined state of a model with softmax
+  // attention, and only for steps.
   static LanguageModelState joined(const std::vector<const LanguageModelState*>& states);
   LanguageModelState selected(const std::vector<std::int64_t>& rows) const;
   // Returns the state of sequence `row` after row_tokens tokens, which shares its tensors with this state. Only for
