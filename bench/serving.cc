@@ -22,6 +22,8 @@ namespace {
 
 using serve::Clock;
 
+constexpr std::size_t kStateMemoryOnGpu = std::size_t{8} << 30;
+
 double elapsed_ms(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -133,16 +135,15 @@ void measure_sessions(serve::Engine& engine, const ServingOptions& options,
 void measure_serving(const ServingOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
   autograd::compute_on_this_thread_only();
   std::map<std::string, std::unique_ptr<serve::Engine>> engines;
-  std::int64_t parameters = 0;
-  {
-    const nn::LanguageModel model(nn::language_model_preset(options.preset), nn::Initialiser(1));
-    parameters = model.parameter_count();
-    for (const auto& weights : options.weights) {
-      engines[weights] = std::make_unique<serve::LocalEngine>(
-          model, data::load_tokenizer("bytes"),
-          serve::EngineOptions{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads});
-    }
+  for (const auto& weights : options.weights) {
+    const auto model =
+        std::make_shared<nn::LanguageModel>(nn::language_model_preset(options.preset), nn::Initialiser(1));
+    serve::EngineOptions engine{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads};
+    engine.on_gpu = options.on_gpu;
+    if (options.on_gpu) engine.state_memory = kStateMemoryOnGpu;
+    engines[weights] = serve::start_engine(model, data::load_tokenizer("bytes"), engine);
   }
+  const std::int64_t parameters = engines.begin()->second->info().parameters;
   // Replies that wait for a slot would begin after others have ended.
   for (const auto& [weights, engine] : engines) {
     for (const auto sessions : options.sessions) {
@@ -170,6 +171,7 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
       write({{"study", "serving"},
              {"preset", options.preset},
              {"parameters", parameters},
+             {"device", options.on_gpu ? "cuda" : "cpu"},
              {"weights", weights},
              {"sessions", sessions},
              {"tokens_per_s", {{"median", median(all)}, {"min", least}, {"max", most}}},

@@ -15,6 +15,7 @@ struct ServingOptions {
   std::vector<std::string> weights{"float32", "bfloat16", "int8"};
   std::int64_t tokens = 64;  // of each reply
   int rounds = 3;            // every combination runs once per round
+  bool on_gpu = false;
   int threads = 0;
 };
 

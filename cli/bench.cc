@@ -255,15 +255,26 @@ void add_generation(CLI::App& program) {
 
 struct ServeArguments {
   bench::ServingOptions options;
-  std::string out;
+  std::vector<std::string> weights;
+  std::string device = "cpu", out;
 };
 
 void bench_serve(ServeArguments& arguments) {
   auto& options = arguments.options;
   nn::language_model_preset(options.preset);  // report mistakes before printing anything
-  for (const auto& weights : options.weights) nn::parse_weight_type(weights);
+  const auto device = choose_device("bench serve", arguments.device);
+  options.on_gpu = device.is_cuda();
+  if (!arguments.weights.empty()) {
+    options.weights = arguments.weights;
+  } else if (options.on_gpu) {
+    options.weights = {"float32", "bfloat16"};
+  }
+  for (const auto& weights : options.weights) {
+    if (nn::parse_weight_type(weights) != nn::WeightType::int8 || !options.on_gpu) continue;
+    throw Error("bench serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+  }
   if (options.threads == 0) options.threads = available_processors();
-  const auto machine = surroundings(options.threads);
+  const auto machine = surroundings(options.threads, device);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);
   bench::measure_serving(options, [&](const auto& line) { results.write(line); });
@@ -279,15 +290,18 @@ void add_serving(CLI::App& program) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 12))
       ->capture_default_str();
-  command->add_option("--weights", options.weights, "How weights are stored, separated by commas")
-      ->delimiter(',')
-      ->capture_default_str();
+  command
+      ->add_option("--weights", arguments->weights,
+                   "How weights are stored, separated by commas\n"
+                   "(default: float32,bfloat16,int8; on a GPU float32,bfloat16)")
+      ->delimiter(',');
   command->add_option("--tokens", options.tokens, "Tokens of each reply")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   command->add_option("--reps", options.rounds, "Rounds, each of which measures every combination")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, options.threads);
   command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
   command->callback([arguments] { bench_serve(*arguments); });

@@ -16,12 +16,14 @@
 
 #include "cli/commands.h"
 #include "cli/support/count_option.h"
+#include "cli/support/device.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
 #include "cli/support/weights.h"
 #include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
 #include "efla/serve/durable_engine.h"
@@ -31,8 +33,11 @@
 namespace efla::cli {
 namespace {
 
+// Tokens of prompts per step. A GPU needs more of them than a CPU to be busy.
+constexpr std::int64_t kStepTokensOnGpu = 8192;
+
 struct ServeArguments {
-  std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions;
+  std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions, device = "cpu";
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;
@@ -53,8 +58,8 @@ bool is_public(const serve::HttpOptions& http) {
 }
 
 void run(ServeArguments arguments) {
-  auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, timeout, grace, deadline, http,
-         api, engine] = arguments;
+  auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, device, timeout, grace, deadline,
+         http, api, engine] = arguments;
   http.timeout = milliseconds(timeout);
   http.catch_signals = true;  // before the address is printed, because its reader may stop the server at once
   api.deadline = milliseconds(deadline);
@@ -69,6 +74,13 @@ void run(ServeArguments arguments) {
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
+  engine.on_gpu = choose_device("serve", device).is_cuda();
+  if (engine.on_gpu) {
+    engine.step_tokens = kStepTokensOnGpu;
+    if (nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
+      throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+    }
+  }
   auto running = serve::load_engine(model, std::move(tokenizer), engine);
   serve::DurableEngine* durable = nullptr;
   if (!sessions.empty()) {
@@ -174,6 +186,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
                   "plain, chatml, or a TOML file with a text per role (docs/serving.md)")
       ->capture_default_str();
   command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
+  add_device_option(command, arguments.device);
   add_weights_option(command, engine.weights);
   add_draft_option(command, engine.draft_tokens);
   command

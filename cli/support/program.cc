@@ -39,7 +39,8 @@ constexpr std::string_view kName = "efla";  // and the first word of the name of
 constexpr const char* kNoMemory = "not enough memory";
 constexpr const char* kNoGpuMemory =
     "not enough memory on the GPU; less at a time needs less: training.micro_batch (or training.recompute = true) of "
-    "train lm, --batch-size of train smnist, --batch of eval lm, --threads of reproduce, or --device cpu";
+    "train lm, --batch-size of train smnist, --batch of eval lm, --state-memory of serve, --threads of reproduce, or "
+    "--device cpu";
 
 [[noreturn]] void end_at_uncaught_exception() {
   try {

@@ -184,8 +184,7 @@ bool Job::must_keep_state() const {
   return held > 0 && (!kept_ || held <= tokenizer_.bytes_of(reply_.back()).size());
 }
 
-void Job::keep_state(std::span<const float> state, std::span<float> kept) {
-  std::copy(state.begin(), state.end(), kept.begin());
+void Job::note_kept_state() {
   kept_ = true;
   kept_at_ = reply_.size() - 1;
 }
@@ -214,7 +213,7 @@ std::size_t Job::kept_reply(std::string& rest) const {
   return reply_.size();
 }
 
-void Job::close(std::span<float> state, std::span<const float> kept_state) {
+Job::Before Job::close() {
   std::string rest;
   const std::size_t kept = ids_.size() + kept_reply(rest);
   const std::vector<std::int32_t> end = tokenizer_.encode(rest + *request.end_turn);
@@ -224,14 +223,13 @@ void Job::close(std::span<float> state, std::span<const float> kept_state) {
   since_.insert(since_.end(), end.begin(), end.end());
   prefilled_ = ids_fed;
   before_ = ids_fed + decoded_;
+  auto state = Before::current;
   if (before_ > kept) {
     before_ = ids_.size() + kept_at_;
-    if (kept_ && before_ <= kept) {
-      std::copy(kept_state.begin(), kept_state.end(), state.begin());
-    } else {  // the stop string's first character began in an earlier token
+    state = Before::kept;
+    if (!kept_ || before_ > kept) {  // the stop string's first character began in an earlier token
       prefilled_ = before_ = 0;
-      std::fill(state.begin(), state.end(), 0.0F);
-      if (from_ && from_->state) from_->state->copy_to(state);
+      state = Before::from;
     }
   }
   ids_.assign(since_.begin() + static_cast<std::ptrdiff_t>(before_), since_.end());
@@ -240,6 +238,7 @@ void Job::close(std::span<float> state, std::span<const float> kept_state) {
   closing_ = true;
   reason_ = *ended;
   if (!decodes()) ended.reset();
+  return state;
 }
 
 Usage Job::usage() const {

@@ -104,13 +104,15 @@ class Job {
   void take(const Outcome& outcome, std::int32_t eos);
   // Returns whether a stop string may begin in the token drawn last, so that the state before this token must be kept.
   bool must_keep_state() const;
-  void keep_state(std::span<const float> state, std::span<float> kept);
+  // Says that the state before the token drawn last is kept.
+  void note_kept_state();
 
   // Returns whether the reply has ended and the stored text does not end yet as Request::end_turn says.
   bool must_close() const;
-  // Makes ids() the end of the stored text, writes the state before these ids to `state`, and unsets `ended` if any of
-  // them must be prefilled. kept: the state of keep_state.
-  void close(std::span<float> state, std::span<const float> kept);
+  // Makes ids() the end of the stored text, and unsets `ended` if any of them must be prefilled. Returns which state is
+  // before these ids.
+  enum class Before { current, kept, from };  // `from`: the state after from(), or zeros
+  Before close();
   // Returns the reason for the end of a request whose ids are prefilled.
   FinishReason reason() const { return reason_; }
 

@@ -35,51 +35,61 @@ const EngineOptions& checked(const EngineOptions& options) {
   return options;
 }
 
-std::int64_t slots_of(const EngineOptions& options, const nn::InferenceModel& model) {
-  const std::size_t slot = model.state_floats() * sizeof(float);
+std::int64_t slots_of(const EngineOptions& options, const EngineModel& model) {
+  const std::size_t slot = model.slot_bytes();
   const Require require("engine");
   require(options.state_memory >= slot, "state_memory", options.state_memory,
           "at least the " + std::to_string(slot) + " bytes of one text's state");
-  const double all = double(options.state_memory) + double(options.session_memory) + double(options.cache_memory) +
-                     double(model.weight_bytes());
-  std::pair largest{options.state_memory, "state_memory"};
+  const std::size_t states = model.on_gpu() ? 0 : options.state_memory;
+  const double all =
+      double(states) + double(options.session_memory) + double(options.cache_memory) + double(model.weight_bytes());
+  std::pair largest{states, "state_memory"};
   if (options.session_memory > largest.first) largest = {options.session_memory, "session_memory"};
   if (options.cache_memory > largest.first) largest = {options.cache_memory, "cache_memory"};
   require_memory("engine", largest.second, "states, sessions, cache and weights", all);
   return static_cast<std::int64_t>(std::min(options.state_memory / slot, kMostSlots));
 }
 
+std::size_t bytes_of(const std::vector<nn::StatePart>& parts) {
+  return (parts.back().offset + parts.back().floats) * sizeof(float);
+}
+
 }  // namespace
 
 LocalEngine::LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::Tokenizer> tokenizer,
                          const EngineOptions& options)
+    : LocalEngine(make_cpu_engine_model(model, nn::parse_weight_type(options.weights)), generate::fingerprint(model),
+                  model.parameter_count(), std::move(tokenizer), options) {}
+
+LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_sha256, std::int64_t parameters,
+                         std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options)
     : options_(checked(options)),
       tokenizer_(std::move(tokenizer)),
-      model_(model, nn::parse_weight_type(options.weights)),
+      model_(std::move(model)),
       drawable_(tokenizer_->vocab_size()),
       pool_(options.threads > 0 ? options.threads : available_processors()),
       store_(options.session_memory, options.swap, options.max_disposable),
-      states_(slots_of(options, model_), model_.state_floats()),
       cache_(options.cache_memory) {
-  const auto& config = model.config();
+  const auto& config = model_->config();
   Require("engine")(drawable_ <= config.vocab_size, "tokenizer",
                     tokenizer_->info().name + " of " + std::to_string(drawable_) + " tokens",
                     "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
   const auto id_or = [](std::int32_t own, const std::optional<std::int64_t>& other) {
     return own >= 0 ? own : static_cast<std::int32_t>(other.value_or(-1));
   };
-  info_ = {generate::fingerprint(model),
+  info_ = {std::move(model_sha256),
            options.weights,
-           model.parameter_count(),
+           parameters,
            config.vocab_size,
            id_or(tokenizer_->bos(), config.bos_token_id),
            id_or(tokenizer_->eos(), config.eos_token_id),
-           model_.state_floats() * sizeof(float),
+           bytes_of(model_->state_parts()),
            options.max_queue,
            tokenizer_.get()};
-  for (std::int64_t slot = states_.slots(); slot > 0; --slot) free_slots_.push_back(slot - 1);
-  statistics_.slots = states_.slots();
-  statistics_.slot_bytes = info_.session_bytes;
+  statistics_.slots = slots_of(options, *model_);
+  model_->make_slots(statistics_.slots);
+  for (std::int64_t slot = statistics_.slots; slot > 0; --slot) free_slots_.push_back(slot - 1);
+  statistics_.slot_bytes = model_->slot_bytes();
   statistics_.queue_seconds = statistics_.first_token_seconds = statistics_.between_tokens_seconds = seconds();
   thread_ = start_thread([this] { run(); });
 }
@@ -101,7 +111,7 @@ void LocalEngine::check(const Request& request) const {
           "at most the " + std::to_string(options_.max_queue) + " of max_queue");
   require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
           "at most " + std::to_string(kMaxLogprobs));
-  require(slots_of(request) <= states_.slots(), "state_memory", options_.state_memory,
+  require(slots_of(request) <= statistics_.slots, "state_memory", options_.state_memory,
           "at least the bytes of two states, because the stored text may end before a stop string");
   require(request.rewind >= 0, "rewind", request.rewind, "a count of tokens");
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
@@ -215,21 +225,24 @@ void LocalEngine::end_cancelled_and_late() {
   }
 }
 
-// Fills the request's slot with the state that its text starts from.
+// Sets a slot to the state after a stored text, or of an empty text.
+void LocalEngine::restore(std::int64_t slot, const StoredText* from) {
+  if (from == nullptr || !from->state) return model_->clear(slot);
+  model_->set(slot, [&](std::span<float> state) { from->state->copy_to(state); });
+}
+
+// Sets the request's slot to the state that its text starts from.
 void LocalEngine::begin(Job& job) {
   job.queue_ms = std::chrono::duration<double, std::milli>(Clock::now() - job.submitted).count();
-  const auto slot = states_.slot(job.slot);
   std::vector<std::size_t> wanted;
   for (const auto tokens : job.request.cache_after) wanted.push_back(static_cast<std::size_t>(tokens / nn::kCutTokens));
   const auto plan = cache_.plan(job.beginnings, std::move(wanted));
   if (plan.state) {
-    std::copy(plan.state->begin(), plan.state->end(), slot.begin());
+    model_->set(job.slot, [&](std::span<float> state) { std::ranges::copy(*plan.state, state.begin()); });
     job.cached_tokens = static_cast<std::int64_t>(plan.known) * nn::kCutTokens;
     job.ids_fed = static_cast<std::size_t>(job.cached_tokens);
-  } else if (job.from() && job.from()->state) {
-    job.from()->state->copy_to(slot);
   } else {
-    std::fill(slot.begin(), slot.end(), 0.0F);
+    restore(job.slot, job.from().get());
   }
   job.store_after = plan.store_after;
   job.last_served = client_served_.contains(job.request.client) ? client_served_[job.request.client] : 0;
@@ -246,7 +259,15 @@ void LocalEngine::begin(Job& job) {
 void LocalEngine::close(Job& job) {
   if (!job.must_close()) return;
   try {
-    job.close(states_.slot(job.slot), job.kept_slot < 0 ? std::span<float>() : states_.slot(job.kept_slot));
+    switch (job.close()) {
+      case Job::Before::current:
+        break;
+      case Job::Before::kept:
+        model_->copy(job.kept_slot, job.slot);
+        break;
+      case Job::Before::from:
+        restore(job.slot, job.from().get());
+    }
   } catch (const std::exception& error) {
     job.ended = FinishReason::error;
     job.error = error.what();
@@ -262,8 +283,7 @@ void LocalEngine::end(Jobs::iterator place) {
   if (job->slot >= 0) {
     if (whole && !job->request.save_as.empty()) {
       try {
-        const auto slot = states_.slot(job->slot);
-        text = job->stored(std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end())));
+        text = job->stored(std::make_shared<StoredState>(model_->state(job->slot)));
       } catch (const std::exception& error) {  // no memory for the session
         job->ended = FinishReason::error;
         job->error = error.what();
@@ -322,9 +342,20 @@ void LocalEngine::run() {
   }
 }
 
+std::unique_ptr<LocalEngine> start_engine(const std::shared_ptr<nn::LanguageModel>& model,
+                                          std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options) {
+  if (!options.on_gpu) return std::make_unique<LocalEngine>(*model, std::move(tokenizer), options);
+  std::string sha256 = generate::fingerprint(*model);
+  const auto weights = nn::parse_weight_type(options.weights);
+  model->to(torch::kCUDA);
+  nn::round_weights(*model, weights);
+  return std::make_unique<LocalEngine>(make_gpu_engine_model(model, weights), std::move(sha256),
+                                       model->parameter_count(), std::move(tokenizer), options);
+}
+
 std::unique_ptr<Engine> load_engine(const std::filesystem::path& model, std::unique_ptr<data::Tokenizer> tokenizer,
                                     const EngineOptions& options) {
-  return std::make_unique<LocalEngine>(*nn::load_language_model(model), std::move(tokenizer), options);
+  return start_engine(nn::load_language_model(model), std::move(tokenizer), options);
 }
 
 }  // namespace efla::serve

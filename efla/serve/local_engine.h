@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "efla/base/threads.h"
-#include "efla/nn/inference/inference_model.h"
 #include "efla/serve/engine.h"
+#include "efla/serve/engine_model.h"
 #include "efla/serve/job.h"
 #include "efla/serve/prefix_cache.h"
 #include "efla/serve/session_store.h"
@@ -28,7 +28,11 @@ namespace efla::serve {
 // step, however long the other prompts are.
 class LocalEngine final : public Engine {
  public:
+  // Computes on the CPU.
   LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options);
+  // model_sha256 and parameters: of the model that sessions belong to, whose weights are not rounded.
+  LocalEngine(std::unique_ptr<EngineModel> model, std::string model_sha256, std::int64_t parameters,
+              std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options);
   ~LocalEngine() override;
 
   EngineInfo info() const override { return info_; }
@@ -81,27 +85,26 @@ class LocalEngine final : public Engine {
   void cache_states(const Step& step);
   static void end_if_fed(Job& job);
   void keep_state(Job& job);
+  void restore(std::int64_t slot, const StoredText* from);
   void close(Job& job);
   void end(Jobs::iterator job);
   void forget_clients();
 
   const EngineOptions options_;
   const std::unique_ptr<data::Tokenizer> tokenizer_;
-  nn::InferenceModel model_;
+  const std::unique_ptr<EngineModel> model_;
   EngineInfo info_;
   std::int64_t drawable_;  // ids that the tokenizer has
   ThreadPool pool_;
   SessionStore store_;
 
-  nn::StatePool states_;
   std::vector<std::int64_t> free_slots_;
   PrefixCache cache_;
   Jobs running_;
   std::uint64_t served_ = 0;
   std::chrono::duration<double> per_token_{0};  // time per token of a prompt; 0: not known yet
   std::map<std::string, std::uint64_t> client_served_;
-  std::vector<float> hidden_, picked_, logits_;
-  std::vector<nn::Draft> drafts_;  // of the step
+  std::vector<float> logits_;
 
   mutable std::mutex mutex_;  // guards the members that follow
   std::condition_variable changed_;
@@ -113,5 +116,9 @@ class LocalEngine final : public Engine {
 
   std::thread thread_;  // last, because it uses all others
 };
+
+// Starts an engine over a model on the CPU. With options.on_gpu it moves the model to the GPU and rounds its weights.
+std::unique_ptr<LocalEngine> start_engine(const std::shared_ptr<nn::LanguageModel>& model,
+                                          std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options);
 
 }  // namespace efla::serve

@@ -115,7 +115,7 @@ void LocalEngine::distribute_prompts(Step& step) {
 }
 
 // Decodes a token of every reply and of every rewind that computes a reply again. Drafts only for few replies: then
-// most time of a step is reading the weights, once for all rows.
+// most time of a step is reading the weights, once for all rows. A GPU takes no drafts.
 void LocalEngine::decode_replies(Step& step) {
   std::vector<std::pair<Job*, std::span<const std::int32_t>>> replies;
   for (const auto& job : running_) {
@@ -124,7 +124,8 @@ void LocalEngine::decode_replies(Step& step) {
   if (replies.empty()) return;
   const auto count = static_cast<std::int64_t>(replies.size());
   const std::int64_t most_replies = options_.weights == "float32" ? 4 : 1;
-  const std::int64_t most = count > most_replies ? 0 : std::min(options_.draft_tokens, nn::kMostDecoded / count - 1);
+  const std::int64_t most =
+      model_->on_gpu() || count > most_replies ? 0 : std::min(options_.draft_tokens, nn::kMostDecoded / count - 1);
   for (auto& [job, draft] : replies) draft = job->draft(most);
   std::stable_partition(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.empty(); });
   for (const auto& [job, draft] : replies) {

@@ -38,10 +38,10 @@ Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
 
 std::string LocalEngine::save(const std::string& name) const {
   const auto text = store_.peek(name);
-  std::vector<float> state(model_.state_floats());
+  std::vector<float> state(info_.session_bytes / sizeof(float));
   if (text->state) text->state->copy_to(state);
   std::vector<io::NamedTensor> tensors;
-  const std::vector<nn::StatePart> parts = model_.state_parts();
+  const std::vector<nn::StatePart> parts = model_->state_parts();
   for (const auto& part : parts) {
     tensors.push_back(
         {part.name,
@@ -66,8 +66,8 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   for (const auto id : text->record.pending) {
     if (id >= drawable_) io::fail_in(path, "not a session: token " + std::to_string(id));
   }
-  std::vector<float> state(model_.state_floats());
-  for (const auto& part : model_.state_parts()) {
+  std::vector<float> state(info_.session_bytes / sizeof(float));
+  for (const auto& part : model_->state_parts()) {
     const auto found = std::find_if(content.tensors.begin(), content.tensors.end(),
                                     [&](const io::NamedTensor& tensor) { return tensor.name == part.name; });
     if (found == content.tensors.end() || found->type != io::TensorType::F32 || found->shape != part.shape) {

@@ -15,12 +15,6 @@ namespace {
 
 constexpr std::int64_t kLogitRows = 64;  // computed at a time
 
-View<float, 2> rows_of(std::vector<float>& data, std::int64_t rows, std::int64_t columns) {
-  const auto size = static_cast<std::size_t>(rows * columns);
-  if (data.size() < size) data.resize(size);
-  return View<float, 2>::contiguous(data.data(), {rows, columns});
-}
-
 }  // namespace
 
 // Ends a request without a reply, or whose reply has ended, when its ids are prefilled.
@@ -32,10 +26,8 @@ void LocalEngine::end_if_fed(Job& job) {
 
 // Computes a step, and passes its tokens on to the listeners.
 void LocalEngine::compute(const Step& step) {
-  const std::int64_t width = model_.config().hidden_size;
-  const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
   const auto start = Clock::now();
-  model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
+  model_->advance(step.ids, step.runs, pool_);
   bool reads = false;  // whether prompts are prefilled
   for (std::size_t i = 0; i < step.runs.size(); ++i) {
     if (step.runs[i].decode) {
@@ -59,7 +51,10 @@ void LocalEngine::compute(const Step& step) {
   }
 }
 
-void LocalEngine::keep_state(Job& job) { job.keep_state(states_.slot(job.slot), states_.slot(job.kept_slot)); }
+void LocalEngine::keep_state(Job& job) {
+  model_->copy(job.slot, job.kept_slot);
+  job.note_kept_state();
+}
 
 // Advances the texts of drafts by the accepted tokens of each draft.
 void LocalEngine::end_drafts(const Step& step) {
@@ -68,7 +63,7 @@ void LocalEngine::end_drafts(const Step& step) {
     if (job.ended == FinishReason::error) continue;
     const std::int64_t drawn = job.end_draft();
     job.count_decoded(drawn);
-    model_.accept(drafts_[i], drawn, states_, pool_);
+    model_->accept(i, drawn, pool_);
     if (job.must_keep_state()) keep_state(job);
     const std::lock_guard lock(mutex_);
     statistics_.drafted_tokens += static_cast<std::uint64_t>(step.runs[step.drafts[i]].tokens - 1);
@@ -92,13 +87,13 @@ void LocalEngine::time_step(std::int64_t tokens, std::chrono::duration<double> t
 
 void LocalEngine::take_logits(std::span<const Row> rows) {
   const auto count = static_cast<std::int64_t>(rows.size());
-  const std::int64_t width = model_.config().hidden_size, vocab = info_.vocab_size;
-  const auto picked = rows_of(picked_, count, width), logits = rows_of(logits_, count, vocab);
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::copy_n(hidden_.data() + rows[static_cast<std::size_t>(i)].row * width, width, picked.at(i));
-  }
+  const std::int64_t vocab = info_.vocab_size;
+  logits_.resize(std::max(logits_.size(), static_cast<std::size_t>(count * vocab)));
+  const auto logits = View<float, 2>::contiguous(logits_.data(), {count, vocab});
+  std::vector<std::int64_t> numbers;
+  for (const auto& row : rows) numbers.push_back(row.row);
   std::vector<Outcome> outcomes(rows.size());
-  model_.logits(picked, logits, pool_);
+  model_->logits(numbers, logits, pool_);
   pool_.run(count, [&](std::int64_t i, int) {
     const auto& row = rows[static_cast<std::size_t>(i)];
     if (row.drafted) return;
@@ -135,8 +130,7 @@ void LocalEngine::cache_states(const Step& step) {
   for (Job* job : step.jobs) {
     for (const std::size_t beginning : job->store_after) {
       if (beginning * nn::kCutTokens != job->ids_fed) continue;
-      const auto slot = states_.slot(job->slot);
-      cache_.put(job->beginnings[beginning - 1], job->ids_fed, std::make_shared<const State>(slot.begin(), slot.end()));
+      cache_.put(job->beginnings[beginning - 1], job->ids_fed, std::make_shared<const State>(model_->state(job->slot)));
     }
   }
 }

@@ -42,11 +42,11 @@ struct GpuDecoder::Step {
   Tensor o = {};
 };
 
-// The graph of the steps of one state, whose tensors are `held`.
+// The graphs of the steps of one state, whose tensors are `held`: with the head and without it.
 struct GpuDecoder::Cache : DecodeCache {
   std::shared_ptr<const Identity> decoder;
   std::vector<Tensor> held;
-  autograd::GraphReplay replay;
+  autograd::GraphReplay whole, without_head;
 };
 
 GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable)
@@ -164,8 +164,9 @@ Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& s
   return autograd::fused_linear(step.o, layer.o_proj, {.residual = x});
 }
 
-// Returns the logits for the ids [B] of tokens that go to slot [1] int64 of caches of keys and values.
-Tensor GpuDecoder::logits(const Tensor& ids, const Tensor& slot, LanguageModelState& state) const {
+// Returns the output [B, D] of all layers for the ids [B] of tokens that go to slot [1] int64 of caches of keys and
+// values.
+Tensor GpuDecoder::stack_output(const Tensor& ids, const Tensor& slot, LanguageModelState& state) const {
   const double eps = model_.config().norm_eps;
   std::optional<AttentionStep> attention;
   for (const auto& layer : state.layers) {
@@ -182,7 +183,7 @@ Tensor GpuDecoder::logits(const Tensor& ids, const Tensor& slot, LanguageModelSt
         autograd::fused_linear(x, layer.gate_up, {.norm_weight = layer.from.mlp_norm, .norm_eps = eps, .swiglu = true});
     x = autograd::fused_linear(inner, layer.down, {.residual = x});
   }
-  return autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
+  return x;
 }
 
 std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& state) const {
@@ -230,7 +231,10 @@ GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state
   return step_drawn(ids.to(embeddings_.device()), state);
 }
 
-GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
+// Decodes one token per sequence. Returns ends(output of all layers), which is part of the graph.
+std::vector<Tensor> GpuDecoder::replay(const Tensor& ids, LanguageModelState& state,
+                                       autograd::GraphReplay Cache::*graphs,
+                                       const std::function<std::vector<Tensor>(const Tensor& x)>& ends) const {
   const torch::NoGradGuard no_grad;
   model_.check_state(state, ids.size(0));
   for (auto& layer : state.layers) {
@@ -238,17 +242,47 @@ GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState&
   }
   const auto cache = cache_for(state);
   const auto decode = [&](const std::vector<Tensor>& inputs) {
-    const Tensor all = logits(inputs[0], inputs[1], state);
-    const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
-    return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
+    return ends(stack_output(inputs[0], inputs[1], state));
   };
   const Tensor slot = torch::full({1}, state.tokens, ids.options());
-  const auto outputs = cache->replay.call(decode, {ids, slot}, cache->held);
+  auto outputs = ((*cache).*graphs).call(decode, {ids, slot}, cache->held);
   for (auto& layer : state.layers) {
     if (auto* written = std::get_if<KeyValueCache>(&layer)) written->count_token();
   }
   ++state.tokens;
+  return outputs;
+}
+
+GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
+  const auto outputs = replay(ids, state, &Cache::whole, [&](const Tensor& x) {
+    const Tensor all = autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = model_.config().norm_eps});
+    const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
+    return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
+  });
   return {outputs[0], outputs[1]};
+}
+
+Tensor GpuDecoder::advance_step(const Tensor& ids, LanguageModelState& state) const {
+  return replay(ids, state, &Cache::without_head, [&](const Tensor& x) {
+    return std::vector<Tensor>{autograd::rms_norm(x, norm_, model_.config().norm_eps)};
+  })[0];
+}
+
+Tensor GpuDecoder::advance(const Tensor& ids, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
+  const auto precision = use_precision();
+  return model_.advance(ids, state).to(torch::kFloat);
+}
+
+Tensor GpuDecoder::advance_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
+  const auto precision = use_precision();
+  return model_.advance_packed(ids, cu_seqlens, state).to(torch::kFloat);
+}
+
+Tensor GpuDecoder::logits(const Tensor& hidden) const {
+  const torch::NoGradGuard no_grad;
+  return autograd::fused_linear(hidden, head_);
 }
 
 }  // namespace efla::nn

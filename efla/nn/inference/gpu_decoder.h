@@ -5,11 +5,13 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "efla/autograd/autocast.h"
+#include "efla/autograd/graph_replay.h"
 #include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
@@ -46,6 +48,15 @@ class GpuDecoder {
   // the GPU.
   Output step_drawn(const torch::Tensor& ids, LanguageModelState& state) const;
 
+  // Do the same without the head: return the inputs of the head, float32 [1, T, D] of prompts and [B, D] of a step. The
+  // arguments are not checked, and lie on the model's device.
+  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
+  torch::Tensor advance_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
+                               LanguageModelState& state) const;
+  torch::Tensor advance_step(const torch::Tensor& ids, LanguageModelState& state) const;
+  // Maps inputs of the head [N, D] to logits [N, vocab_size] float32.
+  torch::Tensor logits(const torch::Tensor& hidden) const;
+
  private:
   struct Layer;
   struct Projected;
@@ -60,7 +71,10 @@ class GpuDecoder {
   Step step_of(const Layer& layer, const Projected& projected, const MixerState& state) const;
   torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state,
                     const std::optional<AttentionStep>& attention) const;
-  torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& slot, LanguageModelState& state) const;
+  torch::Tensor stack_output(const torch::Tensor& ids, const torch::Tensor& slot, LanguageModelState& state) const;
+  std::vector<torch::Tensor> replay(
+      const torch::Tensor& ids, LanguageModelState& state, autograd::GraphReplay Cache::*graphs,
+      const std::function<std::vector<torch::Tensor>(const torch::Tensor& x)>& ends) const;
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
 
   const LanguageModel& model_;

@@ -201,6 +201,14 @@ Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) cons
   return x;
 }
 
+Tensor LanguageModel::advance_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
+  return stack_output(ids, [&](std::size_t i, const Tensor& normed) {
+    auto* mixer = std::get_if<MixerState>(&state.layers[i]);
+    if (mixer == nullptr) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
+    return layers_[i].mixer->forward(normed, cu_seqlens, *mixer);
+  });
+}
+
 Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) const {
   const torch::NoGradGuard no_grad;
   check_ids(ids, 2);
@@ -229,11 +237,7 @@ Tensor LanguageModel::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens
   }
   const auto device = embeddings_->value.device();
   const Tensor ends = cu_seqlens.to(device);
-  const Tensor x = stack_output(ids.to(device), [&](std::size_t i, const Tensor& normed) {
-    auto* mixer = std::get_if<MixerState>(&state.layers[i]);
-    if (mixer == nullptr) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
-    return layers_[i].mixer->forward(normed, ends, *mixer);
-  });
+  const Tensor x = advance_packed(ids.to(device), ends, state);
   const Tensor last = x[0].index_select(0, ends.narrow(0, 1, count) - 1);
   return autograd::linear(last, head()).to(torch::kFloat);
 }

@@ -65,6 +65,11 @@ class LanguageModel : public torch::nn::Module {
   // sequences, but not its number of tokens. Throws Error for layers of softmax attention.
   torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
+  // Do the same in one call of each layer for arguments that the caller has checked, which lie on the model's device.
+  // Return the inputs of the head [B, T, D] and [1, T, D], in the type of the layers.
+  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
+  torch::Tensor advance_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
+                               LanguageModelState& state) const;
   // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder is faster on a GPU.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
   // Returns the output of the mixer or the attention of layer `index` for normed [B, T, D], and updates the layer's
@@ -103,8 +108,6 @@ class LanguageModel : public torch::nn::Module {
   // Returns the input of the head after all layers, each with mix(index, normed) as its attn.
   torch::Tensor stack_output(const torch::Tensor& ids,
                              const std::function<torch::Tensor(std::size_t, const torch::Tensor&)>& mix) const;
-  // Maps ids [B, T] to [B, T, D] in one call of each layer.
-  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
 
   LanguageModelConfig config_;
   bool recompute_ = false;

@@ -1,0 +1,67 @@
+#include <algorithm>
+#include <optional>
+
+#include "efla/serve/engine_model.h"
+
+namespace efla::serve {
+namespace {
+
+class CpuEngineModel final : public EngineModel {
+ public:
+  CpuEngineModel(const nn::LanguageModel& model, nn::WeightType weights) : model_(model, weights) {}
+
+  const nn::LanguageModelConfig& config() const override { return model_.config(); }
+  std::size_t weight_bytes() const override { return model_.weight_bytes(); }
+  std::vector<nn::StatePart> state_parts() const override { return model_.state_parts(); }
+  std::size_t slot_bytes() const override { return model_.state_floats() * sizeof(float); }
+  bool on_gpu() const override { return false; }
+
+  void make_slots(std::int64_t slots) override { states_.emplace(slots, model_.state_floats()); }
+  void clear(std::int64_t slot) override { std::ranges::fill(states_->slot(slot), 0.0F); }
+  void set(std::int64_t slot, const std::function<void(std::span<float> state)>& write) override {
+    write(states_->slot(slot));
+  }
+  void copy(std::int64_t from, std::int64_t to) override {
+    std::ranges::copy(states_->slot(from), states_->slot(to).begin());
+  }
+  std::vector<float> state(std::int64_t slot) override {
+    const auto numbers = states_->slot(slot);
+    return {numbers.begin(), numbers.end()};
+  }
+
+  void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) override {
+    model_.advance(ids, runs, *states_, rows_of(hidden_, std::ssize(ids)), pool, &drafts_);
+  }
+  void logits(std::span<const std::int64_t> rows, const View<float, 2>& logits, ThreadPool& pool) override {
+    const std::int64_t width = model_.config().hidden_size;
+    const auto picked = rows_of(picked_, std::ssize(rows));
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      std::copy_n(hidden_.data() + rows[i] * width, width, picked.at(static_cast<std::int64_t>(i)));
+    }
+    model_.logits(picked, logits, pool);
+  }
+  void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) override {
+    model_.accept(drafts_[draft], tokens, *states_, pool);
+  }
+
+ private:
+  View<float, 2> rows_of(std::vector<float>& data, std::int64_t rows) const {
+    const std::int64_t width = model_.config().hidden_size;
+    const auto size = static_cast<std::size_t>(rows * width);
+    if (data.size() < size) data.resize(size);
+    return View<float, 2>::contiguous(data.data(), {rows, width});
+  }
+
+  nn::InferenceModel model_;
+  std::optional<nn::StatePool> states_;
+  std::vector<float> hidden_, picked_;
+  std::vector<nn::Draft> drafts_;
+};
+
+}  // namespace
+
+std::unique_ptr<EngineModel> make_cpu_engine_model(const nn::LanguageModel& model, nn::WeightType weights) {
+  return std::make_unique<CpuEngineModel>(model, weights);
+}
+
+}  // namespace efla::serve

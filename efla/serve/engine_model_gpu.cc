@@ -1,0 +1,264 @@
+#include <torch/types.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "efla/base/error.h"
+#include "efla/nn/inference/gpu_decoder.h"
+#include "efla/serve/engine_model.h"
+
+namespace efla::serve {
+namespace {
+
+using torch::Tensor;
+
+// The states of texts that are decoded lie in rows without gaps, because a step computes the first rows of one tensor
+// per layer, in a CUDA graph for each of few numbers of rows. A text's state moves from its slot to a row when the text
+// is decoded first, and back when it is not decoded any more. A row without a text computes numbers that nobody reads.
+class GpuEngineModel final : public EngineModel {
+ public:
+  GpuEngineModel(std::shared_ptr<const nn::LanguageModel> model, nn::WeightType weights)
+      : model_(std::move(model)), decoder_(*model_, weights, model_->config().vocab_size) {
+    const auto state = model_->initial_state(1);
+    std::size_t offset = 0;
+    for (const auto& [name, tensor] : state.tensors()) {
+      const auto floats = static_cast<std::size_t>(tensor.numel());
+      parts_.push_back({name, tensor.sizes().vec(), offset, floats});
+      offset += floats;
+    }
+    floats_ = offset;
+  }
+
+  const nn::LanguageModelConfig& config() const override { return model_->config(); }
+  std::size_t weight_bytes() const override { return 0; }
+  std::vector<nn::StatePart> state_parts() const override { return parts_; }
+  std::size_t slot_bytes() const override { return 2 * floats_ * sizeof(float); }
+  bool on_gpu() const override { return true; }
+
+  void make_slots(std::int64_t slots) override {
+    slots_ = tensors_of(model_->initial_state(slots));
+    rows_ = model_->initial_state(slots);
+    row_of_.assign(static_cast<std::size_t>(slots), -1);
+  }
+
+  void clear(std::int64_t slot) override {
+    forget(slot);
+    for (const auto& tensor : slots_) tensor[slot].zero_();
+  }
+
+  void set(std::int64_t slot, const std::function<void(std::span<float> state)>& write) override {
+    const auto staged = torch::empty({static_cast<std::int64_t>(floats_)});
+    write({staged.data_ptr<float>(), floats_});
+    const auto state = staged.to(device());
+    forget(slot);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const auto part = state.narrow(0, static_cast<std::int64_t>(parts_[i].offset), slots_[i][slot].numel());
+      slots_[i][slot].copy_(part.view(slots_[i][slot].sizes()));
+    }
+  }
+
+  void copy(std::int64_t from, std::int64_t to) override {
+    forget(to);
+    const auto state = current(from);
+    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i][to].copy_(state[i]);
+  }
+
+  std::vector<float> state(std::int64_t slot) override {
+    std::vector<Tensor> parts;
+    for (const auto& tensor : current(slot)) parts.push_back(tensor.flatten());
+    const auto all = torch::cat(parts).to(torch::kCPU);
+    return {all.data_ptr<float>(), all.data_ptr<float>() + all.numel()};
+  }
+
+  void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& /*pool*/) override {
+    const torch::NoGradGuard no_grad;
+    const auto numbers = torch::empty({std::ssize(ids)}, torch::kLong);
+    std::ranges::copy(ids, numbers.data_ptr<std::int64_t>());
+    const auto on_device = numbers.to(device());
+    const auto first_prompt = std::ranges::find_if(runs, [](const nn::TextRun& run) { return !run.decode; });
+    const auto decoded = runs.first(static_cast<std::size_t>(first_prompt - runs.begin()));
+    const auto prompts = runs.subspan(decoded.size());
+    leave_rows_of_others(decoded);
+    std::vector<Tensor> hidden;
+    const auto count = std::ssize(decoded);
+    if (count > 0) hidden.push_back(decode(on_device.narrow(0, 0, count), decoded));
+    if (!prompts.empty()) {
+      for (auto& part : read(on_device.slice(0, count), prompts)) hidden.push_back(std::move(part));
+    }
+    hidden_ = torch::cat(hidden);
+    // The engine measures how long prompts take.
+    if (!prompts.empty()) hidden_.select(0, -1).to(torch::kCPU);
+  }
+
+  void logits(std::span<const std::int64_t> rows, const View<float, 2>& logits, ThreadPool& /*pool*/) override {
+    const torch::NoGradGuard no_grad;
+    const auto index = torch::empty({std::ssize(rows)}, torch::kLong);
+    std::ranges::copy(rows, index.data_ptr<std::int64_t>());
+    const auto all = decoder_.logits(hidden_.index_select(0, index.to(device())));
+    torch::from_blob(logits.data, {logits.extent[0], logits.extent[1]}).copy_(all);
+  }
+
+  void accept(std::size_t /*draft*/, std::int64_t /*tokens*/, ThreadPool& /*pool*/) override {
+    throw Error("engine", "draft", "one on a GPU", "none");
+  }
+
+ private:
+  using Tensors = std::vector<Tensor>;  // in the order of parts_
+
+  torch::Device device() const { return model_->head().device(); }
+
+  static Tensors tensors_of(const nn::LanguageModelState& state) {
+    Tensors all;
+    for (const auto& layer : state.layers) {
+      const auto& mixer = std::get<nn::MixerState>(layer);
+      all.push_back(mixer.memory);
+      if (mixer.conv.defined()) all.push_back(mixer.conv);
+    }
+    return all;
+  }
+
+  // Returns a state with other tensors.
+  nn::LanguageModelState state_of(const Tensors& tensors, std::int64_t batch, std::int64_t tokens) const {
+    nn::LanguageModelState state{batch, tokens, rows_.layers};
+    auto next = tensors.begin();
+    for (auto& layer : state.layers) {
+      auto& mixer = std::get<nn::MixerState>(layer);
+      mixer.memory = *next++;
+      if (mixer.conv.defined()) mixer.conv = *next++;
+    }
+    return state;
+  }
+
+  // Returns the tensors of a text's state where they are.
+  Tensors current(std::int64_t slot) const {
+    const auto row = row_of_[static_cast<std::size_t>(slot)];
+    const auto all = row < 0 ? slots_ : tensors_of(rows_);
+    Tensors state;
+    for (const auto& tensor : all) state.push_back(tensor[row < 0 ? slot : row]);
+    return state;
+  }
+
+  // Gives up the row of a text whose state is not needed any more.
+  void forget(std::int64_t slot) {
+    auto& row = row_of_[static_cast<std::size_t>(slot)];
+    if (row >= 0) slot_of_[static_cast<std::size_t>(row)] = -1;
+    row = -1;
+  }
+
+  // Copies the states of texts that are not among these runs from their rows to their slots.
+  void leave_rows_of_others(std::span<const nn::TextRun> runs) {
+    for (const auto slot : std::vector(slot_of_)) {
+      const auto is_own = [&](const nn::TextRun& run) { return run.slot == slot; };
+      if (slot < 0 || std::ranges::any_of(runs, is_own)) continue;
+      const auto state = current(slot);
+      for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i][slot].copy_(state[i]);
+      forget(slot);
+    }
+  }
+
+  // Moves the states of these runs to the first rows, as many as the smallest graph for them has. Returns this number.
+  std::int64_t take_rows(std::span<const nn::TextRun> runs) {
+    std::int64_t count = 1;
+    while (std::cmp_less(count, runs.size())) count = std::min<std::int64_t>(2 * count, std::ssize(row_of_));
+    const auto all = tensors_of(rows_);
+    slot_of_.resize(std::max(slot_of_.size(), static_cast<std::size_t>(count)), -1);
+    std::int64_t free = 0;
+    for (const auto& run : runs) {
+      auto& row = row_of_[static_cast<std::size_t>(run.slot)];
+      if (row >= 0 && row < count) continue;
+      while (slot_of_[static_cast<std::size_t>(free)] >= 0) ++free;
+      const auto state = current(run.slot);
+      for (std::size_t i = 0; i < all.size(); ++i) all[i][free].copy_(state[i]);
+      forget(run.slot);
+      row = free;
+      slot_of_[static_cast<std::size_t>(free)] = run.slot;
+    }
+    slot_of_.resize(static_cast<std::size_t>(count));
+    return count;
+  }
+
+  // Decodes a token of each run. Returns the inputs of the head [runs, D] in the order of the runs.
+  Tensor decode(const Tensor& ids, std::span<const nn::TextRun> runs) {
+    const std::int64_t count = take_rows(runs);
+    const auto rows = torch::empty({std::ssize(runs)}, torch::kLong);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      rows.data_ptr<std::int64_t>()[i] = row_of_[static_cast<std::size_t>(runs[i].slot)];
+    }
+    const auto on_device = rows.to(device());
+    const auto padded = torch::zeros({count}, ids.options()).index_copy_(0, on_device, ids);
+    auto& state = first_rows_[count];
+    if (state.batch == 0) {
+      Tensors first;
+      for (const auto& tensor : tensors_of(rows_)) first.push_back(tensor.narrow(0, 0, count));
+      state = state_of(first, count, 0);
+    }
+    return decoder_.advance_step(padded, state).index_select(0, on_device);
+  }
+
+  // Reads the runs of prompts: those that begin a text in one call, the others one after the other. Returns the inputs
+  // of the head [tokens, D] of each.
+  Tensors read(const Tensor& ids, std::span<const nn::TextRun> runs) {
+    Tensors hidden(runs.size());
+    std::vector<std::int64_t> ends{0}, slots;
+    Tensors fresh;
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const auto own = ids.narrow(0, first, runs[i].tokens);
+      first += runs[i].tokens;
+      if (runs[i].begin == 0) {
+        fresh.push_back(own);
+        slots.push_back(runs[i].slot);
+        ends.push_back(ends.back() + runs[i].tokens);
+        continue;
+      }
+      Tensors before;
+      for (const auto& tensor : current(runs[i].slot)) before.push_back(tensor.unsqueeze(0).clone());
+      auto state = state_of(before, 1, runs[i].begin);
+      hidden[i] = decoder_.advance(own.unsqueeze(0), state).squeeze(0);
+      store(state, {runs[i].slot});
+    }
+    if (fresh.empty()) return hidden;
+    nn::LanguageModelState state{std::ssize(slots), 0, rows_.layers};  // whose tensors are replaced
+    const auto all =
+        decoder_.advance_packed(torch::cat(fresh).unsqueeze(0), torch::tensor(ends, torch::kLong).to(device()), state);
+    store(state, slots);
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      if (runs[i].begin != 0) continue;
+      hidden[i] = all[0].slice(0, ends[next], ends[next + 1]);
+      ++next;
+    }
+    return hidden;
+  }
+
+  // Copies the states of texts to their slots.
+  void store(const nn::LanguageModelState& state, const std::vector<std::int64_t>& slots) {
+    const auto tensors = tensors_of(state);
+    const auto index = torch::tensor(slots, torch::kLong).to(device());
+    for (std::size_t i = 0; i < tensors.size(); ++i) slots_[i].index_copy_(0, index, tensors[i].to(torch::kFloat));
+  }
+
+  std::shared_ptr<const nn::LanguageModel> model_;
+  nn::GpuDecoder decoder_;
+  std::vector<nn::StatePart> parts_;
+  std::size_t floats_ = 0;
+  Tensors slots_;                                              // [slots, ...]
+  nn::LanguageModelState rows_;                                // of as many rows
+  std::vector<std::int64_t> row_of_, slot_of_;                 // of a slot, and of a row; −1: none
+  std::map<std::int64_t, nn::LanguageModelState> first_rows_;  // of rows_, by their number, with their CUDA graphs
+  Tensor hidden_;                                              // [ids of the last advance, D]
+};
+
+}  // namespace
+
+std::unique_ptr<EngineModel> make_gpu_engine_model(std::shared_ptr<const nn::LanguageModel> model,
+                                                   nn::WeightType weights) {
+  if (model->config().has_attention()) {
+    throw Error("engine", "model", "layers of softmax attention", "a state of constant size");
+  }
+  return std::make_unique<GpuEngineModel>(std::move(model), weights);
+}
+
+}  // namespace efla::serve
