@@ -85,6 +85,23 @@ TEST_F(ServeCommand, ContinuesTextsAsGenerateDoes) {
   EXPECT_EQ(read_text(folder / "err"), "");
 }
 
+TEST_F(ServeCommand, ServesOnAGpuWhereThereIsOne) {
+  if (run_program({"info"}).out.find("\ngpus        none") != std::string::npos) {
+    EXPECT_TRUE(is_user_mistake(run_program(words({"--device", "cuda"})), "serve: --device: got cuda, expected cpu, "));
+    return;
+  }
+  EXPECT_TRUE(is_user_mistake(run_program(words({"--device", "cuda", "--weights", "int8"})),
+                              "serve: --weights: got int8 on a GPU, expected float32, bfloat16, or --device cpu"));
+  const json request{{"prompt", "Once upon"}, {"max_tokens", 30}, {"temperature", 0}};
+  std::vector<json> choices;
+  for (const char* device : {"cpu", "cuda"}) {
+    start({"--device", device});
+    choices.push_back(post("/v1/completions", request)["choices"]);
+    EXPECT_EQ(stop(), 0);
+  }
+  EXPECT_EQ(choices[0], choices[1]);
+}
+
 TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   const Arguments sessions{"--sessions", folder.file("sessions")};
   start(sessions);
