@@ -88,7 +88,7 @@ serve::Request request(std::int64_t tokens, std::uint64_t seed, const serve::Eng
   request.prompt = {static_cast<std::int32_t>('a' + seed % 26)};
   request.max_tokens = tokens;
   request.sampling.temperature = 0.0;
-  request.sampling.logit_bias = {{info.eos, -100.0}};
+  for (const auto id : info.ends) request.sampling.logit_bias[id] = -100.0;
   return request;
 }
 

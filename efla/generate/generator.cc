@@ -13,6 +13,7 @@
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/generate/advance.h"
+#include "efla/generate/end_ids.h"
 #include "efla/generate/stop_strings.h"
 
 namespace efla::generate {
@@ -99,7 +100,7 @@ class Generator::Progress {
     const auto id = static_cast<std::int32_t>(drawn);
     reply.ids.push_back(id);
     remember(session_.last_ids, own_.tokenizer_, id);
-    if (id == own_.eos_) {
+    if (std::find(own_.ends_.begin(), own_.ends_.end(), id) != own_.ends_.end()) {
       reply.end = ReplyEnd::end_of_text;
     } else if (!writer_.push(id)) {
       reply.end = ReplyEnd::stop_string;
@@ -166,7 +167,7 @@ Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& toke
       inference_(inference),
       decoder_(decoder),
       bos_(tokenizer.bos() >= 0 ? tokenizer.bos() : model.config().bos_token_id.value_or(-1)),
-      eos_(tokenizer.eos() >= 0 ? tokenizer.eos() : model.config().eos_token_id.value_or(-1)) {
+      ends_(end_ids(tokenizer, model.config())) {
   if (tokenizer.vocab_size() > model.config().vocab_size) {
     throw Error("generate", "tokenizer",
                 tokenizer.info().name + " of " + std::to_string(tokenizer.vocab_size()) + " tokens",

@@ -89,7 +89,8 @@ class Generator {
   const data::Tokenizer& tokenizer_;
   nn::InferenceModel* inference_;
   const nn::GpuDecoder* decoder_;
-  std::int64_t bos_, eos_;  // the tokenizer's, otherwise the model's; −1: none
+  std::int64_t bos_;  // the tokenizer's, otherwise the model's; −1: none
+  std::vector<std::int32_t> ends_;
 };
 
 }  // namespace efla::generate

@@ -69,7 +69,7 @@ struct Request {
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   RequestSampling sampling = {};
   std::vector<std::string> stop = {};             // UTF-8, none empty; the text ends before the first of them
-  std::vector<std::int32_t> stop_token_ids = {};  // besides the id that ends a text
+  std::vector<std::int32_t> stop_token_ids = {};  // besides EngineInfo::ends
   std::int64_t logprobs = -1;                     // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
   bool echo = false;                              // score the prompt: Listener::prompt
   // The engine treats clients alike, however many requests each has. They share no states of the prefix cache.
@@ -102,7 +102,7 @@ struct PromptToken {
 };
 
 enum class FinishReason {
-  stop,       // the id that ends a text, a stop string or a stop id
+  stop,       // an id that ends a text, a stop string or a stop id
   length,     // max_tokens
   cancelled,  // cancel, or the engine ends
   deadline,
@@ -191,7 +191,8 @@ struct EngineInfo {
   std::string model_sha256;  // of configuration and weights (not of how they are stored for decoding)
   std::string weights;       // "float32", "bfloat16" or "int8"
   std::int64_t parameters = 0, vocab_size = 0;
-  std::int32_t bos = -1, eos = -1;             // −1: none. The engine adds no bos to a prompt
+  std::int32_t bos = -1;                       // −1: none. The engine adds no bos to a prompt
+  std::vector<std::int32_t> ends = {};         // ids that end a text
   std::size_t session_bytes = 0;               // of the state of one text, for any length
   std::int64_t max_queue = 0;                  // of EngineOptions: most places of a request
   const data::Tokenizer* tokenizer = nullptr;  // lives as long as the engine; threads may share it

@@ -139,7 +139,7 @@ void Job::flush_echo() {
   echo_.clear();
 }
 
-void Job::take(const Outcome& outcome, std::int32_t eos) {
+void Job::take(const Outcome& outcome, std::span<const std::int32_t> ends) {
   if (!outcome.error.empty()) {
     ended = FinishReason::error;
     error = outcome.error;
@@ -153,8 +153,8 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
   seen_.add(drawn);
   ++counts_[drawn];
   generate::remember(last_ids_, tokenizer_, drawn);
-  if (drawn == eos ||
-      std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), drawn) != request.stop_token_ids.end()) {
+  const auto has_drawn = [&](const auto& ids) { return std::find(ids.begin(), ids.end(), drawn) != ids.end(); };
+  if (has_drawn(ends) || has_drawn(request.stop_token_ids)) {
     ended = FinishReason::stop;
   } else {
     Token token{outcome.id, tokenizer_.bytes_of(drawn), stop_.push(decoder_.push(drawn)), outcome.alternatives};

@@ -101,7 +101,7 @@ class Job {
   void begin_echo();
   void take_echo(const Outcome& outcome);
   void flush_echo();
-  void take(const Outcome& outcome, std::int32_t eos);
+  void take(const Outcome& outcome, std::span<const std::int32_t> ends);
   // Returns whether a stop string may begin in the token drawn last, so that the state before this token must be kept.
   bool must_keep_state() const;
   // Says that the state before the token drawn last is kept.

@@ -6,6 +6,7 @@
 
 #include "efla/base/check.h"
 #include "efla/base/memory.h"
+#include "efla/generate/end_ids.h"
 #include "efla/generate/session.h"
 #include "efla/generate/stop_strings.h"
 #include "efla/nn/models/language_model_file.h"
@@ -74,15 +75,12 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
   Require("engine")(drawable_ <= config.vocab_size, "tokenizer",
                     tokenizer_->info().name + " of " + std::to_string(drawable_) + " tokens",
                     "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
-  const auto id_or = [](std::int32_t own, const std::optional<std::int64_t>& other) {
-    return own >= 0 ? own : static_cast<std::int32_t>(other.value_or(-1));
-  };
   info_ = {std::move(model_sha256),
            options.weights,
            parameters,
            config.vocab_size,
-           id_or(tokenizer_->bos(), config.bos_token_id),
-           id_or(tokenizer_->eos(), config.eos_token_id),
+           tokenizer_->bos() >= 0 ? tokenizer_->bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
+           generate::end_ids(*tokenizer_, config),
            bytes_of(model_->state_parts()),
            options.max_queue,
            tokenizer_.get()};

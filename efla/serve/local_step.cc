@@ -114,7 +114,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     }
     job.flush_echo();
     const auto before = job.last_token;
-    job.take(outcomes[i], info_.eos);
+    job.take(outcomes[i], info_.ends);
     if (!outcomes[i].error.empty()) continue;
     if (job.must_keep_state()) job.drafting() ? job.cut_draft() : keep_state(job);
     const std::lock_guard lock(mutex_);

@@ -297,7 +297,8 @@ TEST_F(GenerateCommand, Mistakes) {
   EXPECT_EQ(replies({"--prompt", "", "--bos"}).at(0).at("prefill_tokens"), 1);
   auto config = tiny_model().config();
   config.vocab_size = 200;
-  config.bos_token_id = config.eos_token_id = 1;
+  config.bos_token_id = 1;
+  config.eos_token_id = {1};
   std::filesystem::create_directory(folder / "small");
   nn::save_language_model(nn::LanguageModel(config, nn::Initialiser(1)), folder / "small");
   EXPECT_TRUE(is_user_mistake(run_program({"generate", folder.file("small"), "--tokenizer", "bytes", "--prompt", "a"}),

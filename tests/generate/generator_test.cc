@@ -345,6 +345,23 @@ TEST_F(GeneratorTest, StopsWhenInterrupted) {
   EXPECT_EQ(second.ids, std::vector<std::int32_t>(whole.ids.begin() + 5, whole.ids.end()));
 }
 
+TEST_F(GeneratorTest, EndsAtEachTokenThatEndsAText) {
+  const auto whole = reply("The rule", {.max_tokens = 30}).ids;
+  ASSERT_EQ(whole.size(), 30U);
+  const auto last = std::find(whole.begin(), whole.end(), whole[11]) - whole.begin();
+  auto config = model.config();
+  for (const bool several : {true, false}) {  // the one token of a model does not count beside the tokenizer's
+    config.eos_token_id = {whole[11]};
+    if (several) config.eos_token_id.push_back(3);
+    const nn::LanguageModel ending(config, nn::Initialiser(1));
+    const Generator own(ending, *tokenizer);
+    Session session(ending, 0);
+    const auto ended = own.reply(session, own.encode(session, "The rule", false), {.max_tokens = 30});
+    EXPECT_EQ(ended.end, several ? ReplyEnd::end_of_text : ReplyEnd::max_tokens);
+    EXPECT_EQ(std::ssize(ended.ids), several ? last + 1 : 30);
+  }
+}
+
 TEST_F(GeneratorTest, Mistakes) {
   Session session(model, 0);
   expect_error([&] { generator.encode(session, "a\xff", false); }, "prompt", "UTF-8");
@@ -354,7 +371,7 @@ TEST_F(GeneratorTest, Mistakes) {
   expect_error([&] { reply("a", {.max_tokens = 1, .stop = {"\xc3"}}); }, "stop", "UTF-8");
   nn::LanguageModelConfig small = model.config();
   small.vocab_size = 257;
-  small.eos_token_id = 0;
+  small.eos_token_id = {0};
   const nn::LanguageModel other(small, nn::Initialiser(1));
   expect_error([&] { Generator(other, *tokenizer); }, "tokenizer", "258");
 }

@@ -20,7 +20,7 @@ inline nn::LanguageModel tiny_model(std::uint64_t seed = 1, bool hybrid = false)
   config.intermediate_size = 32;
   config.initializer_range = 0.3;
   config.bos_token_id = 256;
-  config.eos_token_id = 257;
+  config.eos_token_id = {257};
   if (hybrid) config.attention_layers = {1};
   return nn::LanguageModel(config, nn::Initialiser(seed));
 }

@@ -61,7 +61,7 @@ class FakeEngine : public Engine {
             .parameters = 7,
             .vocab_size = 258,
             .bos = 256,
-            .eos = 257,
+            .ends = {257},
             .session_bytes = 1000,
             .max_queue = 1000,
             .tokenizer = tokenizer_.get()};

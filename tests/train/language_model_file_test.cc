@@ -143,6 +143,31 @@ TEST_F(ModelFolder, IsReadBackToTheSameBits) {
   expect_same_model(*read);
 }
 
+TEST_F(ModelFolder, TheTokensThatEndATextMayBeSeveral) {
+  const auto ends = [&](const std::string& config) {
+    test::write_text(folder_ / "generation_config.json", config);
+    return load_language_model(folder_.path())->config().eos_token_id;
+  };
+  using Ids = std::vector<std::int64_t>;
+  EXPECT_EQ(ends("{}"), Ids{2});
+  EXPECT_EQ(ends(R"({"eos_token_id": null, "do_sample": true})"), Ids{2});
+  EXPECT_EQ(ends(R"({"eos_token_id": 7})"), Ids{7});
+  EXPECT_EQ(ends(R"({"eos_token_id": [7, 19]})"), (Ids{7, 19}));
+  const auto loaded = load_language_model(folder_.path());
+  for (const auto& [text, says] : {std::pair{R"({"eos_token_id": [7, 20]})", "eos_token_id: got 20"},
+                                   {R"({"eos_token_id": "x"})", "eos_token_id: got \"x\""}}) {
+    test::write_text(folder_ / "generation_config.json", text);
+    expect_refused(std::string("generation_config.json: ") + says);
+  }
+  fs::remove(folder_ / "generation_config.json");
+  save_language_model(*loaded, folder_.path());
+  EXPECT_EQ(load_language_model(folder_.path())->config().eos_token_id, (Ids{7, 19}));
+  auto none = loaded->config();
+  none.eos_token_id = {};
+  save_language_model(LanguageModel(none, Initialiser(3)), folder_.path());
+  EXPECT_EQ(load_language_model(folder_.path())->config().eos_token_id, Ids{});
+}
+
 TEST_F(ModelFolder, ShardsAreReadByTheirIndex) {
   nlohmann::json map;
   {

@@ -389,7 +389,7 @@ TEST(LanguageModel, NamesWhatIsWrong) {
   wrong("safe_gate", "no decay by channel", [](auto& c) { c.safe_gate = true; });
   wrong("attn.layers", "layers from 0 to 1", [](auto& c) { c.attention_layers = {2}; });
   wrong("attn.num_heads", "divides hidden", [](auto& c) { c.attention_layers = {0}, c.attention_heads = 5; });
-  wrong("eos_token_id", "below vocab_size", [](auto& c) { c.eos_token_id = kVocabulary; });
+  wrong("eos_token_id", "below vocab_size", [](auto& c) { c.eos_token_id = {1, kVocabulary}; });
   for (const double eps : {0.0, -1e-5, 1e-60, 1.5, 1e308, std::numeric_limits<double>::quiet_NaN()}) {
     wrong("norm_eps", "positive", [=](auto& c) { c.norm_eps = eps; });
   }

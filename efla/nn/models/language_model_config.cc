@@ -115,12 +115,13 @@ void validate(const LanguageModelConfig& config) {
   require(config.qk_norm.empty() || (preset.qk_l2norm && (config.qk_norm == "l2" || config.qk_norm == "sum")),
           "qk_norm", "'" + config.qk_norm + "'",
           preset.qk_l2norm ? "l2 or sum" : "none: " + config.mixer + " takes q and k as they are");
-  for (const auto& [field, id] : {std::pair{"bos_token_id", config.bos_token_id},
-                                  {"eos_token_id", config.eos_token_id},
-                                  {"pad_token_id", config.pad_token_id}}) {
-    require(!id || (*id >= 0 && *id < config.vocab_size), field, id.value_or(0),
+  const auto require_token = [&](const char* field, std::int64_t id) {
+    require(id >= 0 && id < config.vocab_size, field, id,
             fmt::format("a token below vocab_size = {}", config.vocab_size));
-  }
+  };
+  if (config.bos_token_id) require_token("bos_token_id", *config.bos_token_id);
+  if (config.pad_token_id) require_token("pad_token_id", *config.pad_token_id);
+  for (const auto id : config.eos_token_id) require_token("eos_token_id", id);
   require(config.attention_heads >= 0, "attn.num_heads", config.attention_heads, "a positive number");
   require(config.attention_kv_heads >= 0, "attn.num_kv_heads", config.attention_kv_heads, "a positive number");
   bool any_mixer = false, any_attention = false;

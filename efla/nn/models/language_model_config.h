@@ -44,7 +44,8 @@ struct LanguageModelConfig {
   double norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
-  std::optional<std::int64_t> bos_token_id = 1, eos_token_id = 2, pad_token_id = {};
+  std::optional<std::int64_t> bos_token_id = 1, pad_token_id = {};
+  std::vector<std::int64_t> eos_token_id{2};  // tokens that end a text
 
   bool operator==(const LanguageModelConfig&) const = default;
 

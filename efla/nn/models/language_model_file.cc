@@ -23,6 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kConfigFile = "config.json";
+constexpr const char* kGenerationFile = "generation_config.json";
 constexpr const char* kEmbeddings = "model.embeddings.weight";
 constexpr const char* kHead = "lm_head.weight";
 
@@ -71,9 +72,16 @@ fs::path language_model_folder(const fs::path& path) {
 }
 
 LanguageModelConfig load_language_model_config(const fs::path& path) {
-  const auto file = language_model_folder(path) / kConfigFile;
-  const auto config = io::read_json(file);
-  return language_model_config_from_json({config, io::refuse_in_file(file.string())});
+  const auto folder = language_model_folder(path);
+  const auto file = folder / kConfigFile, generation_file = folder / kGenerationFile;
+  const auto content = io::read_json(file);
+  auto config = language_model_config_from_json({content, io::refuse_in_file(file.string())});
+  if (!fs::exists(generation_file)) return config;
+  const auto generation = io::read_json(generation_file);
+  const io::Fields fields(generation, io::refuse_in_file(generation_file.string()));
+  if (fields.find("eos_token_id") != nullptr) read_eos_token_id(fields, config.eos_token_id);
+  fields.check([&] { validate(config); });
+  return config;
 }
 
 std::shared_ptr<LanguageModel> load_language_model(const fs::path& path, torch::Device device) {

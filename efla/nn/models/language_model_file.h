@@ -12,7 +12,8 @@ namespace efla::nn {
 // checkpoint of a training run (checkpoints/step-N with the largest N). Throws IoError(missing) if there is none.
 std::filesystem::path language_model_folder(const std::filesystem::path& path);
 
-// Loads the configuration of the model in language_model_folder(path). Throws IoError.
+// Loads the configuration of the model in language_model_folder(path). The eos_token_id of a generation_config.json in
+// the folder replaces the one in config.json, as in transformers. Throws IoError.
 LanguageModelConfig load_language_model_config(const std::filesystem::path& path);
 
 // Loads the model in language_model_folder(path), widens its weights to float32 and puts them on the device. Throws

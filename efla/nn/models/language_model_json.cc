@@ -58,7 +58,7 @@ void read_common(const Fields& fields, LanguageModelConfig& config) {
   fields.read("tie_word_embeddings", config.tie_word_embeddings);
   fields.read("initializer_range", config.initializer_range);
   fields.read("bos_token_id", config.bos_token_id);
-  fields.read("eos_token_id", config.eos_token_id);
+  read_eos_token_id(fields, config.eos_token_id);
   fields.read("pad_token_id", config.pad_token_id);
   if (const json* attention = fields.find("attn")) read_attention(fields, *attention, config);
 }
@@ -158,6 +158,11 @@ LanguageModelConfig read_kda(const Fields& fields) {
 
 json optional_json(const auto& value) { return value ? json(*value) : json(nullptr); }
 
+json eos_json(const std::vector<std::int64_t>& ids) {
+  if (ids.empty()) return nullptr;
+  return ids.size() == 1 ? json(ids[0]) : json(ids);
+}
+
 json common_json(const LanguageModelConfig& c) {
   json out{{"vocab_size", c.vocab_size},
            {"hidden_size", c.hidden_size},
@@ -173,7 +178,7 @@ json common_json(const LanguageModelConfig& c) {
            {"tie_word_embeddings", c.tie_word_embeddings},
            {"initializer_range", c.initializer_range},
            {"bos_token_id", optional_json(c.bos_token_id)},
-           {"eos_token_id", optional_json(c.eos_token_id)},
+           {"eos_token_id", eos_json(c.eos_token_id)},
            {"pad_token_id", optional_json(c.pad_token_id)},
            {"dtype", "float32"},
            {"attn", nullptr}};
@@ -218,7 +223,7 @@ const std::vector<std::pair<const char*, LanguageModelConfig>>& presets() {
   };
   auto bytes = sized(258, 128, 4, 64);  // the ids of data::load_tokenizer("bytes")
   bytes.bos_token_id = 256;
-  bytes.eos_token_id = 257;
+  bytes.eos_token_id = {257};
   auto large = sized(32000, 2048, 24, 128);
   large.tie_word_embeddings = false;
   static const std::vector<std::pair<const char*, LanguageModelConfig>> all{
@@ -231,6 +236,16 @@ const std::vector<std::pair<const char*, LanguageModelConfig>>& presets() {
 }
 
 }  // namespace
+
+void read_eos_token_id(const Fields& fields, std::vector<std::int64_t>& ids) {
+  constexpr const char* kName = "eos_token_id";
+  if (const json* value = fields.find(kName)) {
+    ids =
+        value->is_array() ? fields.get<std::vector<std::int64_t>>(kName) : std::vector{fields.get<std::int64_t>(kName)};
+  } else if (fields.content().contains(kName)) {
+    ids.clear();
+  }
+}
 
 json to_json(const LanguageModelConfig& c) {
   json out = common_json(c);

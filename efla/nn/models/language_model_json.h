@@ -1,6 +1,7 @@
 // Configurations of language models as JSON: config.json of checkpoints, and tables of TOML files.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -23,6 +24,10 @@ LanguageModelConfig language_model_config_from_json(const io::Fields& fields);
 // Parses a configuration that a user wrote: fields of model_type efla, which override the fields of the preset that the
 // field `preset` names. Throws for fields as above.
 LanguageModelConfig language_model_config_from_table(const io::Fields& fields);
+
+// Reads the field eos_token_id, a token, a list of tokens, or null for none. Leaves `ids` as they are without the
+// field.
+void read_eos_token_id(const io::Fields& fields, std::vector<std::int64_t>& ids);
 
 // Returns a preset by name: efla-340m and efla-1.3b follow section 5.2 and appendix A of EFLA, the others are smaller;
 // docs/checkpoints.md lists them. Throws Error with the nearest name.

@@ -61,6 +61,17 @@ TEST(Engine, HasTheBitsOfTheGeneratorWithTheSameWeights) {
   }
 }
 
+TEST(Engine, EndsAtEachTokenThatEndsAText) {
+  const auto whole = reply(*tiny_engine(), request_of("abc", 12));
+  auto config = test::tiny_model().config();
+  config.eos_token_id = {3, whole.ids[5]};
+  LocalEngine engine(nn::LanguageModel(config, nn::Initialiser(1)), data::load_tokenizer("bytes"), {});
+  EXPECT_EQ(engine.info().ends, (std::vector<std::int32_t>{257, 3, whole.ids[5]}));
+  const auto record = reply(engine, request_of("abc", 12));
+  EXPECT_EQ(record.reason, FinishReason::stop);
+  EXPECT_EQ(std::ssize(record.ids), std::find(whole.ids.begin(), whole.ids.end(), whole.ids[5]) - whole.ids.begin());
+}
+
 TEST(Engine, EndsAtStopStringsIdsAndTheLength) {
   const auto engine = tiny_engine();
   const auto whole = reply(*engine, request_of("abc", 12));
