@@ -40,8 +40,9 @@ class EngineModel {
 
   // Advances the texts of the runs, as InferenceModel::advance does. On a GPU there are no drafts.
   virtual void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) = 0;
-  // Writes the logits [rows, vocab_size] after these of the ids of the last advance.
-  virtual void logits(std::span<const std::int64_t> rows, const View<float, 2>& logits, ThreadPool& pool) = 0;
+  // Returns the logits [rows, vocab_size] after these of the ids of the last advance, which the caller may change. They
+  // are valid until the next call.
+  virtual View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) = 0;
   // Advances the text of draft number `draft` of the last advance by the draft's first `tokens` tokens.
   virtual void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) = 0;
 };

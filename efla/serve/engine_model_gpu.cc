@@ -92,14 +92,17 @@ class GpuEngineModel final : public EngineModel {
     if (!prompts.empty()) hidden_.select(0, -1).to(torch::kCPU);
   }
 
-  void logits(std::span<const std::int64_t> rows, const View<float, 2>& logits, ThreadPool& /*pool*/) override {
+  View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& /*pool*/) override {
     const torch::NoGradGuard no_grad;
     const auto index = torch::empty({std::ssize(rows)}, torch::kLong);
     std::ranges::copy(rows, index.data_ptr<std::int64_t>());
     const auto all = decoder_.logits(hidden_.index_select(0, index.to(device())));
-    torch::from_blob(logits.data, {logits.extent[0], logits.extent[1]}).copy_(all);
+    if (!logits_.defined() || logits_.size(0) < all.size(0)) {
+      logits_ = torch::empty(all.sizes(), torch::TensorOptions().pinned_memory(device().is_cuda()));
+    }
+    logits_.narrow(0, 0, all.size(0)).copy_(all);
+    return View<float, 2>::contiguous(logits_.data_ptr<float>(), {all.size(0), all.size(1)});
   }
-
   void accept(std::size_t /*draft*/, std::int64_t /*tokens*/, ThreadPool& /*pool*/) override {
     throw Error("engine", "draft", "one on a GPU", "none");
   }
@@ -249,6 +252,7 @@ class GpuEngineModel final : public EngineModel {
   std::vector<std::int64_t> row_of_, slot_of_;                 // of a slot, and of a row; −1: none
   std::map<std::int64_t, nn::LanguageModelState> first_rows_;  // of rows_, by their number, with their CUDA graphs
   Tensor hidden_;                                              // [ids of the last advance, D]
+  Tensor logits_;                                              // [·, vocab_size], in the process's memory
 };
 
 }  // namespace

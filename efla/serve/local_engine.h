@@ -104,7 +104,6 @@ class LocalEngine final : public Engine {
   std::uint64_t served_ = 0;
   std::chrono::duration<double> per_token_{0};  // time per token of a prompt; 0: not known yet
   std::map<std::string, std::uint64_t> client_served_;
-  std::vector<float> logits_;
 
   mutable std::mutex mutex_;  // guards the members that follow
   std::condition_variable changed_;

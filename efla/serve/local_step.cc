@@ -86,18 +86,15 @@ void LocalEngine::time_step(std::int64_t tokens, std::chrono::duration<double> t
 }
 
 void LocalEngine::take_logits(std::span<const Row> rows) {
-  const auto count = static_cast<std::int64_t>(rows.size());
-  const std::int64_t vocab = info_.vocab_size;
-  logits_.resize(std::max(logits_.size(), static_cast<std::size_t>(count * vocab)));
-  const auto logits = View<float, 2>::contiguous(logits_.data(), {count, vocab});
   std::vector<std::int64_t> numbers;
   for (const auto& row : rows) numbers.push_back(row.row);
   std::vector<Outcome> outcomes(rows.size());
-  model_->logits(numbers, logits, pool_);
-  pool_.run(count, [&](std::int64_t i, int) {
+  const View<float, 2> logits = model_->logits(numbers, pool_);
+  const auto vocab = static_cast<std::size_t>(info_.vocab_size);
+  pool_.run(std::ssize(rows), [&](std::int64_t i, int) {
     const auto& row = rows[static_cast<std::size_t>(i)];
     if (row.drafted) return;
-    const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
+    const std::span<float> own(logits.at(i), vocab);
     outcomes[static_cast<std::size_t>(i)] =
         row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
   });
@@ -110,7 +107,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     }
     if (rows[i].drafted) {
       if (!job.follows_draft()) continue;
-      outcomes[i] = job.draw({logits.at(static_cast<std::int64_t>(i)), static_cast<std::size_t>(vocab)}, drawable_);
+      outcomes[i] = job.draw({logits.at(static_cast<std::int64_t>(i)), vocab}, drawable_);
     }
     job.flush_echo();
     const auto before = job.last_token;
