@@ -112,7 +112,9 @@ class Generate {
     }
     print_or_drop(
         stderr, fmt::format("prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
-                            grows() ? ", which grows with the text: softmax attention keeps keys and values" : ""));
+                            model_.config().has_attention()
+                                ? ", which grows with the text: softmax attention keeps keys and values"
+                                : ""));
     if (!arguments_.save.empty()) {
       const auto size = generate::save_session(arguments_.save, session, model_);
       print_or_drop(stderr, fmt::format("session: {} bytes in {}\n", size, arguments_.save));
@@ -229,13 +231,6 @@ class Generate {
     prefill_.add(prefill);
     decode_.add(decode);
     state_bytes_ = session.state.bytes();
-  }
-
-  bool grows() const {
-    const auto& config = model_.config();
-    bool softmax = false;
-    for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) softmax = softmax || config.is_attention(i);
-    return softmax;
   }
 
   const GenerateArguments& arguments_;

@@ -231,21 +231,24 @@ GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state
   return step_drawn(ids.to(embeddings_.device()), state);
 }
 
-// Decodes one token per sequence. Returns ends(output of all layers), which is part of the graph.
-std::vector<Tensor> GpuDecoder::replay(const Tensor& ids, LanguageModelState& state,
-                                       autograd::GraphReplay Cache::*graphs,
-                                       const std::function<std::vector<Tensor>(const Tensor& x)>& ends) const {
+// Decodes one token per sequence. Returns the tensors of Output, or without the head its input.
+std::vector<Tensor> GpuDecoder::step_outputs(const Tensor& ids, LanguageModelState& state, bool head) const {
   const torch::NoGradGuard no_grad;
   model_.check_state(state, ids.size(0));
   for (auto& layer : state.layers) {
     if (auto* cache = std::get_if<KeyValueCache>(&layer)) cache->reserve(1);
   }
   const auto cache = cache_for(state);
-  const auto decode = [&](const std::vector<Tensor>& inputs) {
-    return ends(stack_output(inputs[0], inputs[1], state));
+  const double eps = model_.config().norm_eps;
+  const auto decode = [&](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
+    const Tensor x = stack_output(inputs[0], inputs[1], state);
+    if (!head) return {autograd::rms_norm(x, norm_, eps)};
+    const Tensor all = autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
+    const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
+    return {all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
   };
   const Tensor slot = torch::full({1}, state.tokens, ids.options());
-  auto outputs = ((*cache).*graphs).call(decode, {ids, slot}, cache->held);
+  auto outputs = (head ? cache->whole : cache->without_head).call(decode, {ids, slot}, cache->held);
   for (auto& layer : state.layers) {
     if (auto* written = std::get_if<KeyValueCache>(&layer)) written->count_token();
   }
@@ -254,18 +257,12 @@ std::vector<Tensor> GpuDecoder::replay(const Tensor& ids, LanguageModelState& st
 }
 
 GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
-  const auto outputs = replay(ids, state, &Cache::whole, [&](const Tensor& x) {
-    const Tensor all = autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = model_.config().norm_eps});
-    const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
-    return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
-  });
+  const auto outputs = step_outputs(ids, state, /*head=*/true);
   return {outputs[0], outputs[1]};
 }
 
 Tensor GpuDecoder::advance_step(const Tensor& ids, LanguageModelState& state) const {
-  return replay(ids, state, &Cache::without_head, [&](const Tensor& x) {
-    return std::vector<Tensor>{autograd::rms_norm(x, norm_, model_.config().norm_eps)};
-  })[0];
+  return step_outputs(ids, state, /*head=*/false)[0];
 }
 
 Tensor GpuDecoder::advance(const Tensor& ids, LanguageModelState& state) const {

@@ -5,13 +5,11 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "efla/autograd/autocast.h"
-#include "efla/autograd/graph_replay.h"
 #include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
@@ -72,9 +70,7 @@ class GpuDecoder {
   torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state,
                     const std::optional<AttentionStep>& attention) const;
   torch::Tensor stack_output(const torch::Tensor& ids, const torch::Tensor& slot, LanguageModelState& state) const;
-  std::vector<torch::Tensor> replay(
-      const torch::Tensor& ids, LanguageModelState& state, autograd::GraphReplay Cache::*graphs,
-      const std::function<std::vector<torch::Tensor>(const torch::Tensor& x)>& ends) const;
+  std::vector<torch::Tensor> step_outputs(const torch::Tensor& ids, LanguageModelState& state, bool head) const;
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
 
   const LanguageModel& model_;

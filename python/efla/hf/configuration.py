@@ -68,7 +68,7 @@ class EflaConfig(PreTrainedConfig):
         initializer_range: float = 0.02,
         use_cache: bool = True,
         bos_token_id: int | None = 1,
-        eos_token_id: int | None = 2,
+        eos_token_id: int | list[int] | None = 2,
         pad_token_id: int | None = None,
         **more: Any,
     ) -> None:
