@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
@@ -133,6 +134,7 @@ void eval_lm(const EvalLmArguments& arguments) {
   for (const auto& task : tasks) {
     requests.push_back(eval::lm_task_requests(task, *tokenizer, arguments.options.text, pool));
   }
+  report_ignored_checkpoints(kEvalLm, arguments.model);
   const auto model = nn::load_language_model(arguments.model, choose_device(kEvalLm, arguments.device));
   if (weights != nn::WeightType::float32) nn::round_weights(*model, weights);
 

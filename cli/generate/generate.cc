@@ -16,6 +16,7 @@
 #include "cli/generate/dialogue.h"
 #include "cli/generate/prompts.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/name_option.h"
@@ -246,6 +247,7 @@ void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
   autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
+  report_ignored_checkpoints("generate", arguments.model);
   const auto model = nn::load_language_model(arguments.model, choose_device("generate", arguments.device));
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
   const auto tokenizer = data::load_tokenizer(path);

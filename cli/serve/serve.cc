@@ -17,6 +17,7 @@
 #include "cli/commands.h"
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
@@ -71,6 +72,7 @@ void run(ServeArguments arguments) {
   api.kv_bytes_per_token = 2 * config.num_hidden_layers * config.hidden_size * 2;  // keys and values of 2 bytes
   api.model = name.empty() ? default_name(model) : name;
   api.page = serve::page_html();
+  report_ignored_checkpoints("serve", model);
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());

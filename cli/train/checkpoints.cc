@@ -12,6 +12,7 @@
 
 #include "cli/commands.h"
 #include "cli/support/device.h"
+#include "cli/support/ignored_checkpoints.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
@@ -57,6 +58,7 @@ TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
 }
 
 void convert(const std::string& command, const Arguments& arguments) {
+  report_ignored_checkpoints(command.c_str(), arguments.model);
   const auto model = nn::load_language_model(arguments.model);
   // The tokenizer goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
   const auto tokenizer = find_tokenizer(arguments.model);
@@ -95,6 +97,7 @@ void run_logits(const Arguments& arguments) {
   check_output_file("logits", "--out", arguments.out, arguments.ids);
   const torch::Device device = choose_device("logits", arguments.device);
   const auto ids = read_ids(arguments.ids).to(device);
+  report_ignored_checkpoints("logits", arguments.model);
   const auto model = nn::load_language_model(arguments.model, device);
   const torch::NoGradGuard no_grad;
   const auto logits = torch::empty({ids.size(0), ids.size(1), model->config().vocab_size});

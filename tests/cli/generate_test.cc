@@ -251,6 +251,23 @@ TEST_F(GenerateCommand, CtrlCEndsAReply) {
   EXPECT_NE(dialogue.err.find("session: "), std::string::npos) << dialogue.err;
 }
 
+TEST_F(GenerateCommand, SaysWhichCheckpointsOfARunItIgnores) {
+  const auto checkpoints = folder / "run/checkpoints";
+  std::filesystem::create_directories(checkpoints / "step-000020");
+  std::filesystem::rename(model(), checkpoints / "step-000010");
+  for (const Arguments& command : {Arguments{"generate", folder.file("run"), "--prompt", "a", "--max-tokens", "1"},
+                                   Arguments{"serve", folder.file("run"), "--host", "192.0.2.1"},
+                                   Arguments{"export", folder.file("run"), "--out", folder.file("exported")}}) {
+    auto all = command;
+    if (command[0] != "export") all.insert(all.end(), {"--tokenizer", "bytes"});
+    const auto result = run_program(all);
+    EXPECT_NE(result.err.find("efla: " + command[0] + ": " + (checkpoints / "step-000020").string() +
+                              " has no model.safetensors: it is ignored\n"),
+              std::string::npos)
+        << result.err;
+  }
+}
+
 TEST_F(GenerateCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(generate({}), "--prompt"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--interactive"}), "more than one"));
