@@ -31,13 +31,12 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Returns how many of the first texts are prefilled together: new texts whose prompts fit into kPackedTokens, at least
-// 1.
+// Returns how many of the first texts are prefilled together: texts whose prompts fit into kPackedTokens, at least 1.
 std::size_t count_packed(std::span<const Session> sessions) {
   std::size_t count = 0, tokens = 0;
   for (const auto& session : sessions) {
     tokens += session.pending.size();
-    if (session.state.tokens > 0 || session.pending.empty() || tokens > kPackedTokens) break;
+    if (session.pending.empty() || tokens > kPackedTokens) break;
     ++count;
   }
   return std::max<std::size_t>(count, 1);
@@ -277,7 +276,7 @@ void Generator::replies(std::span<Session> sessions, std::span<const std::vector
       const bool alone = options.max_tokens == 0 || model_.config().has_attention();
       const auto count = alone ? 1 : count_packed(sessions.subspan(i));
       if (count > 1) {
-        begin_packed(sessions.subspan(i, count), std::span(all).subspan(i, count), options);
+        prefill_packed(sessions.subspan(i, count), std::span(all).subspan(i, count), options);
       } else {
         continue_alone(sessions[i], *all[i], options, 1);
       }
@@ -291,25 +290,27 @@ void Generator::replies(std::span<Session> sessions, std::span<const std::vector
   }
 }
 
-// Prefills the prompts of texts that begin, and draws an id after each.
-void Generator::begin_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
-                             const ReplyOptions& options) const {
+// Prefills the prompts of texts, and draws an id after each.
+void Generator::prefill_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
+                               const ReplyOptions& options) const {
   std::vector<std::int64_t> ids, ends{0};
+  std::vector<const nn::LanguageModelState*> before;
   std::vector<Session*> drawing;
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     auto& pending = sessions[i].pending;
     ids.insert(ids.end(), pending.begin(), pending.end());
     ends.push_back(static_cast<std::int64_t>(ids.size()));
+    before.push_back(&sessions[i].state);
     drawing.push_back(all[i]->goes_on() ? &sessions[i] : nullptr);
   }
   if (std::all_of(drawing.begin(), drawing.end(), [](const Session* session) { return session == nullptr; })) return;
   const auto start = Clock::now();
-  auto states = model_.initial_state(std::ssize(sessions));
+  auto states = nn::LanguageModelState::joined(before);
   const auto logits = decoder_->prefill_packed(torch::tensor(ids, torch::kLong).unsqueeze(0),
                                                torch::tensor(ends, torch::kLong), states);
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     const auto row = static_cast<std::int64_t>(i);
-    sessions[i].state = states.shared_row(row, ends[i + 1] - ends[i]);
+    sessions[i].state = states.shared_row(row, sessions[i].state.tokens + ends[i + 1] - ends[i]);
     sessions[i].pending.clear();
   }
   double ms = -1.0;

@@ -79,8 +79,8 @@ class Generator {
   void continue_alone(Session& session, Progress& progress, const ReplyOptions& options, std::int64_t count) const;
   std::int64_t continue_draft(Advance& advance, Session& session, Progress& progress,
                               std::span<const std::int32_t> draft, const ReplyOptions& options) const;
-  void begin_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
-                    const ReplyOptions& options) const;
+  void prefill_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
+                      const ReplyOptions& options) const;
   void continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
                          const ReplyOptions& options, const std::function<void()>& end_complete) const;
   void prefill(Advance& advance, Session& session, const ReplyOptions& options, Reply& reply) const;

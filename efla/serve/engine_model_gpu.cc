@@ -84,9 +84,7 @@ class GpuEngineModel final : public EngineModel {
     std::vector<Tensor> hidden;
     const auto count = std::ssize(decoded);
     if (count > 0) hidden.push_back(decode(on_device.narrow(0, 0, count), decoded));
-    if (!prompts.empty()) {
-      for (auto& part : read(on_device.slice(0, count), prompts)) hidden.push_back(std::move(part));
-    }
+    if (!prompts.empty()) hidden.push_back(read(on_device.slice(0, count), prompts));
     hidden_ = torch::cat(hidden);
     // The engine measures how long prompts take.
     if (!prompts.empty()) hidden_.select(0, -1).to(torch::kCPU);
@@ -122,9 +120,9 @@ class GpuEngineModel final : public EngineModel {
     return all;
   }
 
-  // Returns a state with other tensors.
-  nn::LanguageModelState state_of(const Tensors& tensors, std::int64_t batch, std::int64_t tokens) const {
-    nn::LanguageModelState state{batch, tokens, rows_.layers};
+  // Returns a state with these tensors, for models whose layers do not depend on the number of tokens.
+  nn::LanguageModelState state_of(const Tensors& tensors, std::int64_t batch) const {
+    nn::LanguageModelState state{batch, 0, rows_.layers};
     auto next = tensors.begin();
     for (auto& layer : state.layers) {
       auto& mixer = std::get<nn::MixerState>(layer);
@@ -195,52 +193,29 @@ class GpuEngineModel final : public EngineModel {
     if (state.batch == 0) {
       Tensors first;
       for (const auto& tensor : tensors_of(rows_)) first.push_back(tensor.narrow(0, 0, count));
-      state = state_of(first, count, 0);
+      state = state_of(first, count);
     }
     return decoder_.advance_step(padded, state).index_select(0, on_device);
   }
 
-  // Reads the runs of prompts: those that begin a text in one call, the others one after the other. Returns the inputs
-  // of the head [tokens, D] of each.
-  Tensors read(const Tensor& ids, std::span<const nn::TextRun> runs) {
-    Tensors hidden(runs.size());
+  // Reads the runs of prompts in one call. Returns the inputs of the head [tokens, D].
+  Tensor read(const Tensor& ids, std::span<const nn::TextRun> runs) {
     std::vector<std::int64_t> ends{0}, slots;
-    Tensors fresh;
-    std::int64_t first = 0;
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      const auto own = ids.narrow(0, first, runs[i].tokens);
-      first += runs[i].tokens;
-      if (runs[i].begin == 0) {
-        fresh.push_back(own);
-        slots.push_back(runs[i].slot);
-        ends.push_back(ends.back() + runs[i].tokens);
-        continue;
-      }
-      Tensors before;
-      for (const auto& tensor : current(runs[i].slot)) before.push_back(tensor.unsqueeze(0).clone());
-      auto state = state_of(before, 1, runs[i].begin);
-      hidden[i] = decoder_.advance(own.unsqueeze(0), state).squeeze(0);
-      store(state, {runs[i].slot});
+    for (const auto& run : runs) {
+      slots.push_back(run.slot);
+      ends.push_back(ends.back() + run.tokens);
     }
-    if (fresh.empty()) return hidden;
-    nn::LanguageModelState state{std::ssize(slots), 0, rows_.layers};  // whose tensors are replaced
-    const auto all =
-        decoder_.advance_packed(torch::cat(fresh).unsqueeze(0), torch::tensor(ends, torch::kLong).to(device()), state);
-    store(state, slots);
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      if (runs[i].begin != 0) continue;
-      hidden[i] = all[0].slice(0, ends[next], ends[next + 1]);
-      ++next;
-    }
-    return hidden;
-  }
-
-  // Copies the states of texts to their slots.
-  void store(const nn::LanguageModelState& state, const std::vector<std::int64_t>& slots) {
-    const auto tensors = tensors_of(state);
-    const auto index = torch::tensor(slots, torch::kLong).to(device());
-    for (std::size_t i = 0; i < tensors.size(); ++i) slots_[i].index_copy_(0, index, tensors[i].to(torch::kFloat));
+    const auto on_device = [&](const std::vector<std::int64_t>& numbers) {
+      return torch::tensor(numbers, torch::kLong).to(device());
+    };
+    const auto index = on_device(slots);
+    Tensors before;
+    for (const auto& tensor : slots_) before.push_back(tensor.index_select(0, index));
+    auto state = state_of(before, std::ssize(runs));
+    const auto hidden = decoder_.advance_packed(ids.unsqueeze(0), on_device(ends), state);
+    const auto after = tensors_of(state);
+    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].index_copy_(0, index, after[i].to(torch::kFloat));
+    return hidden[0];
   }
 
   std::shared_ptr<const nn::LanguageModel> model_;

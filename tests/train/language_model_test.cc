@@ -114,13 +114,20 @@ TEST(LanguageModel, PrefillsPackedSequencesAsEachAlone) {
       expect_error([&] { model.prefill_packed(ids, ends, state); }, "cu_seqlens", "softmax attention");
       continue;
     }
-    const auto logits = model.prefill_packed(ids, ends, state);
+    // The second call continues the sequences with the lengths in reverse order.
+    const std::vector<std::int64_t> more_lengths(lengths.rbegin(), lengths.rend());
+    const auto more_ends = lengths_to_ends(more_lengths);
+    const auto more_ids = random_ids({1, 143}, 3);
+    model.prefill_packed(ids, ends, state);
+    const auto logits = model.prefill_packed(more_ids, more_ends, state);
     EXPECT_EQ(state.tokens, 0);
     for (std::int64_t n = 0; n < 6; ++n) {
-      auto alone = model.initial_state(1), packed = state.shared_row(n, lengths[n]).clone();
-      EXPECT_EQ(packed.tokens, lengths[n]);
-      const auto begin = ends[n].item<std::int64_t>();
-      const auto expected = model.prefill(ids.slice(1, begin, begin + lengths[n]), alone);
+      auto alone = model.initial_state(1), packed = state.shared_row(n, lengths[n] + more_lengths[n]).clone();
+      EXPECT_EQ(packed.tokens, lengths[n] + more_lengths[n]);
+      const auto part_of = [n](const Tensor& all, const Tensor& all_ends) {
+        return all.slice(1, all_ends[n].item<std::int64_t>(), all_ends[n + 1].item<std::int64_t>());
+      };
+      const auto expected = model.prefill(torch::cat({part_of(ids, ends), part_of(more_ids, more_ends)}, 1), alone);
       const auto expect_same = [n](const Tensor& got, const Tensor& wanted) {
         EXPECT_LE(((got - wanted).norm() / wanted.norm()).item<double>(), 2e-5) << n;
       };

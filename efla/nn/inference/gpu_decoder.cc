@@ -265,12 +265,6 @@ Tensor GpuDecoder::advance_step(const Tensor& ids, LanguageModelState& state) co
   return step_outputs(ids, state, /*head=*/false)[0];
 }
 
-Tensor GpuDecoder::advance(const Tensor& ids, LanguageModelState& state) const {
-  const torch::NoGradGuard no_grad;
-  const auto precision = use_precision();
-  return model_.advance(ids, state).to(torch::kFloat);
-}
-
 Tensor GpuDecoder::advance_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
   const torch::NoGradGuard no_grad;
   const auto precision = use_precision();

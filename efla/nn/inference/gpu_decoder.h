@@ -48,7 +48,6 @@ class GpuDecoder {
 
   // Do the same without the head: return the inputs of the head, float32 [1, T, D] of prompts and [B, D] of a step. The
   // arguments are not checked, and lie on the model's device.
-  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor advance_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
   torch::Tensor advance_step(const torch::Tensor& ids, LanguageModelState& state) const;

@@ -391,19 +391,32 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& sta
   if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const auto columns = projected(x);
-  const auto [qkv, rest] = convolved(columns, cu_seqlens);
-  const Gates gates = gates_of(rest);
+  const auto inputs = columns.narrow(2, 0, mixed());
+  const Gates gates = gates_of(columns.slice(2, mixed()));
+  Tensor qkv;
   if (config_.conv > 0) {
+    // Each sequence gets the last inputs in its state as rows before its own.
     const std::int64_t count = cu_seqlens.size(0) - 1, kept = config_.conv - 1;
-    const auto before = torch::arange(-kept, 0, cu_seqlens.options());
-    const auto rows =
-        cu_seqlens.narrow(0, 1, count).unsqueeze(1) + before;  // [N, W − 1], of which some may lie before the sequence
-    const auto last = columns[0].narrow(1, 0, mixed()).index_select(0, rows.clamp_min(0).flatten());
-    const auto missing = (rows < cu_seqlens.narrow(0, 0, count).unsqueeze(1)).unsqueeze(2);
-    states.conv = last.view({count, kept, mixed()}).to(torch::kFloat).masked_fill(missing, 0.0);
+    const auto numbers = [&](std::int64_t begin, std::int64_t end) {
+      return torch::arange(begin, end, cu_seqlens.options());
+    };
+    const auto ends = cu_seqlens + kept * numbers(0, count + 1);  // with these rows
+    const auto tokens = numbers(0, x.size(1));
+    const auto sequence =
+        torch::searchsorted(cu_seqlens.narrow(0, 1, count), tokens, /*out_int32=*/false, /*right=*/true);
+    const auto rows = tokens + kept * (sequence + 1);
+    const auto history = (ends.narrow(0, 0, count).unsqueeze(1) + numbers(0, kept)).flatten();
+    const auto window = torch::empty({x.size(1) + count * kept, mixed()}, inputs.options());
+    window.index_copy_(0, rows, inputs[0]);
+    window.index_copy_(0, history, states.conv.flatten(0, 1).to(window.scalar_type()));
+    qkv = convolved(window.unsqueeze(0), ends).first.index_select(1, rows);
+    const auto last = (ends.narrow(0, 1, count).unsqueeze(1) + numbers(-kept, 0)).flatten();
+    states.conv = window.index_select(0, last).view({count, kept, mixed()}).to(torch::kFloat);
+  } else {
+    qkv = convolved(inputs, {}).first;
   }
   const auto [q, k, v] = heads_of(qkv);
-  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), {}, decay(gates), cu_seqlens}, rule_);
+  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), states.memory, decay(gates), cu_seqlens}, rule_);
   states.memory = out.final_state;
   return output(x, gates, out.o);
 }

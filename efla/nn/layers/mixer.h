@@ -84,8 +84,8 @@ class Mixer : public torch::nn::Module {
   // Error for the mixer softmax, as does the next function.
   torch::Tensor forward(const torch::Tensor& x, MixerState& state) const;
 
-  // Does the same for packed sequences from their first token on, x [1, T, D] with cu_seqlens as above, and replaces
-  // the N states. Not differentiable.
+  // Does the same for packed sequences, x [1, T, D] with cu_seqlens as above, which follow the tokens in N states.
+  // Replaces the tensors of the states. Not differentiable.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens, MixerState& states) const;
 
   // Returns the state of B empty sequences.
