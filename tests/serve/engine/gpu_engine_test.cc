@@ -15,14 +15,6 @@
 namespace efla::serve {
 namespace {
 
-std::unique_ptr<LocalEngine> gpu_engine(const EngineOptions& options) {
-  const auto model = std::make_shared<nn::LanguageModel>(test::tiny_model());
-  if (options.on_gpu) return start_engine(model, data::load_tokenizer("bytes"), options);
-  return std::make_unique<LocalEngine>(make_gpu_engine_model(model, nn::WeightType::float32),
-                                       generate::fingerprint(*model), model->parameter_count(),
-                                       data::load_tokenizer("bytes"), options);
-}
-
 class GpuEngine : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/generate/session.h"
 #include "efla/serve/local_engine.h"
 #include "tests/generate/tiny_model.h"
 
@@ -89,6 +90,15 @@ class Recorder final : public Listener {
 
 inline std::unique_ptr<LocalEngine> tiny_engine(const EngineOptions& options = {}, std::uint64_t seed = 1) {
   return std::make_unique<LocalEngine>(test::tiny_model(seed), data::load_tokenizer("bytes"), options);
+}
+
+// Returns an engine over GpuDecoder: on a GPU with options.on_gpu, otherwise with LibTorch's functions on the CPU.
+inline std::unique_ptr<LocalEngine> gpu_engine(const EngineOptions& options) {
+  const auto model = std::make_shared<nn::LanguageModel>(test::tiny_model());
+  if (options.on_gpu) return start_engine(model, data::load_tokenizer("bytes"), options);
+  return std::make_unique<LocalEngine>(make_gpu_engine_model(model, nn::WeightType::float32),
+                                       generate::fingerprint(*model), model->parameter_count(),
+                                       data::load_tokenizer("bytes"), options);
 }
 
 // A tokenizer of bytes that calls a function, once, before it returns the bytes of '!'.
