@@ -74,17 +74,13 @@ class GpuEngineModel final : public EngineModel {
 
   void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& /*pool*/) override {
     const torch::NoGradGuard no_grad;
-    const auto numbers = torch::empty({std::ssize(ids)}, torch::kLong);
-    std::ranges::copy(ids, numbers.data_ptr<std::int64_t>());
-    const auto on_device = numbers.to(device());
     const auto first_prompt = std::ranges::find_if(runs, [](const nn::TextRun& run) { return !run.decode; });
     const auto decoded = runs.first(static_cast<std::size_t>(first_prompt - runs.begin()));
     const auto prompts = runs.subspan(decoded.size());
     leave_rows_of_others(decoded);
     std::vector<Tensor> hidden;
-    const auto count = std::ssize(decoded);
-    if (count > 0) hidden.push_back(decode(on_device.narrow(0, 0, count), decoded));
-    if (!prompts.empty()) hidden.push_back(read(on_device.slice(0, count), prompts));
+    if (!decoded.empty()) hidden.push_back(decode(ids.first(decoded.size()), decoded));
+    if (!prompts.empty()) hidden.push_back(read(ids.subspan(decoded.size()), prompts));
     hidden_ = torch::cat(hidden);
     // The engine measures how long prompts take.
     if (!prompts.empty()) hidden_.select(0, -1).to(torch::kCPU);
@@ -92,9 +88,7 @@ class GpuEngineModel final : public EngineModel {
 
   View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& /*pool*/) override {
     const torch::NoGradGuard no_grad;
-    const auto index = torch::empty({std::ssize(rows)}, torch::kLong);
-    std::ranges::copy(rows, index.data_ptr<std::int64_t>());
-    const auto all = decoder_.logits(hidden_.index_select(0, index.to(device())));
+    const auto all = decoder_.logits(hidden_.index_select(0, on_device({rows.begin(), rows.end()})));
     if (!logits_.defined() || logits_.size(0) < all.size(0)) {
       logits_ = torch::empty(all.sizes(), torch::TensorOptions().pinned_memory(device().is_cuda()));
     }
@@ -180,41 +174,45 @@ class GpuEngineModel final : public EngineModel {
     return count;
   }
 
+  // Returns numbers on the device.
+  Tensor on_device(const std::vector<std::int64_t>& numbers) const {
+    return torch::tensor(numbers, torch::kLong).to(device());
+  }
+
   // Decodes a token of each run. Returns the inputs of the head [runs, D] in the order of the runs.
-  Tensor decode(const Tensor& ids, std::span<const nn::TextRun> runs) {
+  Tensor decode(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) {
     const std::int64_t count = take_rows(runs);
-    const auto rows = torch::empty({std::ssize(runs)}, torch::kLong);
+    std::vector<std::int64_t> rows, of_rows(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < runs.size(); ++i) {
-      rows.data_ptr<std::int64_t>()[i] = row_of_[static_cast<std::size_t>(runs[i].slot)];
+      rows.push_back(row_of_[static_cast<std::size_t>(runs[i].slot)]);
+      of_rows[static_cast<std::size_t>(rows.back())] = ids[i];
     }
-    const auto on_device = rows.to(device());
-    const auto padded = torch::zeros({count}, ids.options()).index_copy_(0, on_device, ids);
     auto& state = first_rows_[count];
     if (state.batch == 0) {
       Tensors first;
       for (const auto& tensor : tensors_of(rows_)) first.push_back(tensor.narrow(0, 0, count));
       state = state_of(first, count);
     }
-    return decoder_.advance_step(padded, state).index_select(0, on_device);
+    return decoder_.advance_step(on_device(of_rows), state).index_select(0, on_device(rows));
   }
 
   // Reads the runs of prompts in one call. Returns the inputs of the head [tokens, D].
-  Tensor read(const Tensor& ids, std::span<const nn::TextRun> runs) {
+  Tensor read(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) {
     std::vector<std::int64_t> ends{0}, slots;
     for (const auto& run : runs) {
       slots.push_back(run.slot);
       ends.push_back(ends.back() + run.tokens);
     }
-    const auto on_device = [&](const std::vector<std::int64_t>& numbers) {
-      return torch::tensor(numbers, torch::kLong).to(device());
-    };
     const auto index = on_device(slots);
     Tensors before;
     for (const auto& tensor : slots_) before.push_back(tensor.index_select(0, index));
     auto state = state_of(before, std::ssize(runs));
-    const auto hidden = decoder_.advance_packed(ids.unsqueeze(0), on_device(ends), state);
+    const auto hidden =
+        decoder_.advance_packed(on_device({ids.begin(), ids.end()}).unsqueeze(0), on_device(ends), state);
     const auto after = tensors_of(state);
-    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].index_copy_(0, index, after[i].to(torch::kFloat));
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      for (std::size_t n = 0; n < slots.size(); ++n) slots_[i][slots[n]].copy_(after[i][static_cast<std::int64_t>(n)]);
+    }
     return hidden[0];
   }
 

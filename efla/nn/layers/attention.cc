@@ -1,5 +1,7 @@
 #include "efla/nn/layers/attention.h"
 
+#include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/types.h>
 #include <torch/version.h>
 
@@ -53,6 +55,16 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
     parts.push_back(torch::matmul(weights, values.narrow(3, 0, seen)));
   }
   return torch::cat(parts, 3).flatten(1, 2);
+}
+
+// Writes a token [B, HKV, 1, D/H] to a slot [1] of keys or values. If LibTorch's operators must be reproducible,
+// index_copy_ sorts the indices on a GPU by many kernels, because equal indices would race. One index has no equal.
+void write_slot(Tensor slots, const Tensor& slot, const Tensor& token) {
+  at::Context& context = at::globalContext();
+  const bool reproducible = context.deterministicAlgorithms(), warns = context.deterministicAlgorithmsWarnOnly();
+  const auto restore = c10::make_scope_exit([&] { context.setDeterministicAlgorithms(reproducible, warns); });
+  context.setDeterministicAlgorithms(false, warns);
+  slots.index_copy_(2, slot, token);
 }
 
 }  // namespace
@@ -149,9 +161,9 @@ Tensor attend_one(const AttentionConfig& config, const AttentionStep& step, cons
   const std::int64_t dim = config.hidden / config.heads, batch = qkv.size(0), key_heads = config.key_value_heads;
   const auto heads = qkv.view({batch, config.heads + 2 * key_heads, 1, dim});
   const auto rotated = step.rotated(heads.narrow(1, 0, config.heads + key_heads));
-  Tensor keys = cache.key_slots(), values = cache.value_slots();
-  keys.index_copy_(2, step.slot, rotated.narrow(1, config.heads, key_heads));
-  values.index_copy_(2, step.slot, heads.narrow(1, config.heads + key_heads, key_heads));
+  const Tensor keys = cache.key_slots(), values = cache.value_slots();
+  write_slot(keys, step.slot, rotated.narrow(1, config.heads, key_heads));
+  write_slot(values, step.slot, heads.narrow(1, config.heads + key_heads, key_heads));
   const auto q = rotated.narrow(1, 0, config.heads).reshape({batch * key_heads, config.heads / key_heads, dim});
   const auto scores = torch::baddbmm(step.scores, q, keys.flatten(0, 1).transpose(1, 2), /*beta=*/1.0,
                                      1.0 / std::sqrt(static_cast<double>(dim)));

@@ -395,21 +395,23 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& sta
   const Gates gates = gates_of(columns.slice(2, mixed()));
   Tensor qkv;
   if (config_.conv > 0) {
-    // Each sequence gets the last inputs in its state as rows before its own.
+    // The window has the last inputs in each sequence's state as rows before the sequence's own.
     const std::int64_t count = cu_seqlens.size(0) - 1, kept = config_.conv - 1;
     const auto numbers = [&](std::int64_t begin, std::int64_t end) {
       return torch::arange(begin, end, cu_seqlens.options());
     };
-    const auto ends = cu_seqlens + kept * numbers(0, count + 1);  // with these rows
+    const auto sequences_of = [&](const Tensor& rows, const Tensor& all_ends) {
+      return torch::searchsorted(all_ends.narrow(0, 1, count), rows, /*out_int32=*/false, /*right=*/true);
+    };
+    const auto ends = cu_seqlens + kept * numbers(0, count + 1);  // in the window
+    const auto rows = numbers(0, x.size(1) + count * kept), sequences = sequences_of(rows, ends);
+    const auto place = rows - ends.index_select(0, sequences);  // in the sequence
+    const auto sources = torch::where(place < kept, kept * sequences + place, rows + kept * (count - 1 - sequences));
+    const auto history = states.conv.flatten(0, 1).to(inputs.scalar_type());
+    const auto window = torch::cat({history, inputs[0]}).index_select(0, sources);
     const auto tokens = numbers(0, x.size(1));
-    const auto sequence =
-        torch::searchsorted(cu_seqlens.narrow(0, 1, count), tokens, /*out_int32=*/false, /*right=*/true);
-    const auto rows = tokens + kept * (sequence + 1);
-    const auto history = (ends.narrow(0, 0, count).unsqueeze(1) + numbers(0, kept)).flatten();
-    const auto window = torch::empty({x.size(1) + count * kept, mixed()}, inputs.options());
-    window.index_copy_(0, rows, inputs[0]);
-    window.index_copy_(0, history, states.conv.flatten(0, 1).to(window.scalar_type()));
-    qkv = convolved(window.unsqueeze(0), ends).first.index_select(1, rows);
+    qkv = convolved(window.unsqueeze(0), ends)
+              .first.index_select(1, tokens + kept * (sequences_of(tokens, cu_seqlens) + 1));
     const auto last = (ends.narrow(0, 1, count).unsqueeze(1) + numbers(-kept, 0)).flatten();
     states.conv = window.index_select(0, last).view({count, kept, mixed()}).to(torch::kFloat);
   } else {
