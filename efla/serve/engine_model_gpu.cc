@@ -174,9 +174,9 @@ class GpuEngineModel final : public EngineModel {
     return count;
   }
 
-  // Returns numbers on the device.
+  // Returns numbers on the device, without waiting for the work that the device already has.
   Tensor on_device(const std::vector<std::int64_t>& numbers) const {
-    return torch::tensor(numbers, torch::kLong).to(device());
+    return torch::tensor(numbers, torch::kLong).to(device(), torch::kLong, /*non_blocking=*/true);
   }
 
   // Decodes a token of each run. Returns the inputs of the head [runs, D] in the order of the runs.
