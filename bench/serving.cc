@@ -22,7 +22,7 @@ namespace {
 
 using serve::Clock;
 
-constexpr std::size_t kStateMemoryOnGpu = std::size_t{8} << 30;
+constexpr std::size_t kStateMemoryOnGpu = std::size_t{8} << 30;  // bytes; a GPU is measured with many texts
 
 double elapsed_ms(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

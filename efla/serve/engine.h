@@ -274,9 +274,10 @@ struct EngineOptions {
   std::filesystem::path swap = {};  // folder for sessions beyond session_memory; empty: disposable ones are dropped,
                                     // and a request that needs more room is refused
   bool on_gpu = false;  // compute on the first GPU, which also holds the slots; each text then takes twice its state
-  std::string weights = "float32";          // of the linear layers: float32, bfloat16 or, on a CPU, int8
-  std::int64_t draft_tokens = 7;            // most tokens drafted from repetitions in a text, computed together; 0 to 7
-  std::int64_t step_tokens = 512;           // most tokens of prompts per step, a multiple of 64
+  std::string weights = "float32";  // of the linear layers: float32, bfloat16 or, on a CPU, int8
+  std::int64_t draft_tokens = 7;    // most tokens drafted from repetitions in a text, computed together; 0 to 7; a GPU
+                                    // takes no drafts
+  std::int64_t step_tokens = 512;   // most tokens of prompts per step, a multiple of 64
   std::chrono::milliseconds step_time{50};  // a step takes fewer tokens of prompts if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait
   std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped

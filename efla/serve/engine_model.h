@@ -25,7 +25,7 @@ class EngineModel {
   virtual std::size_t weight_bytes() const = 0;
   // Returns the parts of a state, one after the other without gaps.
   virtual std::vector<nn::StatePart> state_parts() const = 0;
-  // Returns the bytes that the state of a running text takes.
+  // Returns the bytes that the state of a running text takes, on a GPU with its row in the tensors of decode steps.
   virtual std::size_t slot_bytes() const = 0;
   // Returns whether slots lie on a GPU.
   virtual bool on_gpu() const = 0;
@@ -36,12 +36,13 @@ class EngineModel {
   virtual void clear(std::int64_t slot) = 0;
   virtual void set(std::int64_t slot, const std::function<void(std::span<float> state)>& write) = 0;
   virtual void copy(std::int64_t from, std::int64_t to) = 0;
+  // Returns the state in a slot.
   virtual std::vector<float> state(std::int64_t slot) = 0;
 
   // Advances the texts of the runs, as InferenceModel::advance does. On a GPU there are no drafts.
   virtual void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) = 0;
-  // Returns the logits [rows, vocab_size] after these of the ids of the last advance, which the caller may change. They
-  // are valid until the next call.
+  // Returns the logits [rows, vocab_size] after some of the ids of the last advance; `rows` has the numbers of these
+  // ids in its list. The caller may change the logits, which are valid until the next call.
   virtual View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) = 0;
   // Advances the text of draft number `draft` of the last advance by the draft's first `tokens` tokens.
   virtual void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) = 0;

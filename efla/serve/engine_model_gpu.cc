@@ -14,9 +14,9 @@ namespace {
 
 using torch::Tensor;
 
-// The states of texts that are decoded lie in rows without gaps, because a step computes the first rows of one tensor
-// per layer, in a CUDA graph for each of few numbers of rows. A text's state moves from its slot to a row when the text
-// is decoded first, and back when it is not decoded any more. A row without a text computes numbers that nobody reads.
+// A decode step computes the first rows of one tensor per layer, as many as the next power of two, because each number
+// of rows has a CUDA graph of its own. So a text's state moves from its slot to one of these rows when the text is
+// decoded first, and back when it is not decoded any more. A row without a text computes numbers that nobody reads.
 class GpuEngineModel final : public EngineModel {
  public:
   GpuEngineModel(std::shared_ptr<const nn::LanguageModel> model, nn::WeightType weights)

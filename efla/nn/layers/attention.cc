@@ -153,7 +153,7 @@ AttentionStep::AttentionStep(const AttentionConfig& config, const Tensor& token_
     empty = empty.logical_or(slots < starts.view({-1, 1, 1})).repeat({1, config.key_value_heads, 1});
     empty = empty.view({-1, 1, capacity});
   }
-  scores = torch::zeros_like(empty, torch::kFloat).masked_fill(empty, -INFINITY);
+  mask = torch::zeros_like(empty, torch::kFloat).masked_fill(empty, -INFINITY);
 }
 
 Tensor attend_one(const AttentionConfig& config, const AttentionStep& step, const Tensor& qkv,
@@ -165,7 +165,7 @@ Tensor attend_one(const AttentionConfig& config, const AttentionStep& step, cons
   write_slot(keys, step.slot, rotated.narrow(1, config.heads, key_heads));
   write_slot(values, step.slot, heads.narrow(1, config.heads + key_heads, key_heads));
   const auto q = rotated.narrow(1, 0, config.heads).reshape({batch * key_heads, config.heads / key_heads, dim});
-  const auto scores = torch::baddbmm(step.scores, q, keys.flatten(0, 1).transpose(1, 2), /*beta=*/1.0,
+  const auto scores = torch::baddbmm(step.mask, q, keys.flatten(0, 1).transpose(1, 2), /*beta=*/1.0,
                                      1.0 / std::sqrt(static_cast<double>(dim)));
   return torch::bmm(torch::softmax(scores, -1), values.flatten(0, 1)).reshape({batch, config.hidden});
 }

@@ -75,7 +75,7 @@ struct AttentionStep {
 
   torch::Tensor slot;
   Rotation rotated;
-  torch::Tensor scores;  // [1 or B·HKV, 1, capacity]: 0, or −∞ for slots before the first and after the last token
+  torch::Tensor mask;  // [1 or B·HKV, 1, capacity], added to scores: 0, or −∞ for slots without a token
 };
 
 // Computes the attention of one token per sequence, whose projections qkv [B, (H + 2·HKV)·D/H] are in float32: softmax(
