@@ -75,8 +75,11 @@ class ServiceTest : public testing::Test {
   }
   template <class Condition>
   static bool soon(const Condition& condition) {
-    for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(5ms);
-    return condition();
+    for (int i = 0; i < 1000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(5ms);
+    }
+    return false;
   }
 
   ApiOptions options_;
