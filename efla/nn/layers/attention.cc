@@ -196,18 +196,19 @@ Tensor Attention::output(const Tensor& o) const {
 }
 
 Tensor Attention::forward(const Tensor& x, const Tensor& cu_seqlens) const {
-  std::vector<std::int64_t> ends{0, x.size(1)};
+  std::vector<std::int64_t> lengths{x.size(1)};
   if (cu_seqlens.defined()) {
-    const auto given = cu_seqlens.to(torch::kCPU).contiguous();
-    ends.assign(given.data_ptr<std::int64_t>(), given.data_ptr<std::int64_t>() + given.numel());
+    const auto given = cu_seqlens.diff().to(torch::kCPU).contiguous();
+    lengths.assign(given.data_ptr<std::int64_t>(), given.data_ptr<std::int64_t>() + given.numel());
   }
   std::vector<Tensor> positions, parts;
-  for (std::size_t n = 0; n + 1 < ends.size(); ++n) positions.push_back(torch::arange(ends[n + 1] - ends[n]));
+  for (const auto length : lengths) positions.push_back(torch::arange(length));
   const auto [q, k, v] = heads_of(x, torch::cat(positions));
-  for (std::size_t n = 0; n + 1 < ends.size(); ++n) {
-    if (ends[n] == ends[n + 1]) continue;
-    const auto tokens = [&](const Tensor& t) { return t.slice(2, ends[n], ends[n + 1]); };
-    parts.push_back(causal_attention(tokens(q), tokens(k), tokens(v)));
+  // Not slices: the gradient of each slice would be a tensor of all tokens.
+  const auto queries = q.split_with_sizes(lengths, 2), keys = k.split_with_sizes(lengths, 2),
+             values = v.split_with_sizes(lengths, 2);
+  for (std::size_t n = 0; n < lengths.size(); ++n) {
+    if (lengths[n] > 0) parts.push_back(causal_attention(queries[n], keys[n], values[n]));
   }
   return output(torch::cat(parts, 2));
 }
