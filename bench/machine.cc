@@ -34,13 +34,6 @@ std::string processor_signature() {
   return signature;
 }
 
-// Returns the kernels that OpenBLAS chose; null for another BLAS.
-nlohmann::ordered_json openblas_core() {
-  using CoreName = char* (*)();
-  const auto core_name = reinterpret_cast<CoreName>(dlsym(RTLD_DEFAULT, "openblas_get_corename"));
-  return core_name != nullptr ? nlohmann::ordered_json(core_name()) : nlohmann::ordered_json();
-}
-
 }  // namespace
 
 nlohmann::ordered_json machine(nlohmann::ordered_json all, int threads) {
@@ -48,7 +41,6 @@ nlohmann::ordered_json machine(nlohmann::ordered_json all, int threads) {
   all["processors"] = available_processors();
   all["threads"] = threads;
   all["processor_signature"] = processor_signature();
-  all["blas_core"] = openblas_core();
   all["openblas_coretype"] = coretype != nullptr ? nlohmann::ordered_json(coretype) : nlohmann::ordered_json();
   all["ggml"] = nullptr;
 #ifdef EFLA_BENCH_GGML

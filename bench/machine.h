@@ -5,8 +5,8 @@
 
 namespace efla::bench {
 
-// Adds to the program's environment: processors, threads, processor signature, the BLAS kernels of LibTorch (blas_core,
-// OPENBLAS_CORETYPE), the version of ggml (null: not built in), load average at the start, time (UTC).
+// Adds to the program's environment: processors, threads, processor signature, OPENBLAS_CORETYPE, the version of ggml
+// (null: not built in), load average at the start, time (UTC).
 nlohmann::ordered_json machine(nlohmann::ordered_json environment, int threads);
 
 void print_machine(const nlohmann::ordered_json& machine);

@@ -40,7 +40,8 @@ void print_text(const nlohmann::ordered_json& all) {
   line("simd", fmt::format("{} (of {})", all["simd"]["target"].get<std::string>(), fmt::join(supported, ", ")));
   line("threads", all["threads"].dump());
   line("libtorch", text_or(all["libtorch"], "not built in"));
-  line("blas", text_or(all["blas"], "not used"));
+  const std::string blas = text_or(all["blas"], "not used");
+  line("blas", all["blas_core"].is_null() ? blas : blas + ", kernels for " + all["blas_core"].get<std::string>());
   line("cuda", all["cuda"].get<bool>() ? "yes" : "no");
   line("gpus", gpus_text(all["gpus"]));
 }

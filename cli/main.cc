@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string>
@@ -28,9 +29,22 @@ std::string beside(const char* path) {
   return (self.parent_path() / path).lexically_normal().string();
 }
 
+// Names kernels for OpenBLAS to use, unless the caller has named some: a release that is older than the processor takes
+// kernels for processors of 2004. OpenBLAS reads the variable when it is loaded, and other BLASes ignore it.
+void name_blas_kernels() {
+#ifdef __x86_64__
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx512 || avx2) setenv("OPENBLAS_CORETYPE", avx512 ? "SkylakeX" : "Haswell", /*overwrite=*/0);
+#endif
+}
+
 // Runs another program in place of this one.
 int become(const std::string& program, char** argv) {
   if (const auto lacking = lacking_for_libtorch(); !lacking.empty()) return report(kFailure, lacking);
+  name_blas_kernels();
   execv(program.c_str(), argv);
   return report(kFailure, "cannot run " + program + ", a part of this program: " + std::strerror(errno));
 }

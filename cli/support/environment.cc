@@ -58,6 +58,13 @@ nlohmann::ordered_json blas_library() {
   const auto path = std::filesystem::canonical(info.dli_fname, failed);
   return failed ? std::string(info.dli_fname) : path.string();
 }
+
+// Returns the name of the kernels that OpenBLAS has chosen; null for another BLAS.
+nlohmann::ordered_json blas_core() {
+  using CoreName = char* (*)();
+  const auto core_name = reinterpret_cast<CoreName>(dlsym(RTLD_DEFAULT, "openblas_get_corename"));
+  return core_name != nullptr ? nlohmann::ordered_json(core_name()) : nlohmann::ordered_json();
+}
 #endif
 
 }  // namespace
@@ -74,10 +81,12 @@ nlohmann::ordered_json environment() {
 #ifdef EFLA_TORCH
   all["libtorch"] = TORCH_VERSION;
   all["blas"] = blas_library();
+  all["blas_core"] = blas_core();
   all["cuda"] = torch::cuda::is_available();
 #else
   all["libtorch"] = nullptr;
   all["blas"] = nullptr;
+  all["blas_core"] = nullptr;
   all["cuda"] = false;
 #endif
   all["gpus"] = gpus();

@@ -74,7 +74,7 @@ std::string paragraph(const char* kind, const std::string& html) {
 // Returns a value of the environment: a list of devices by their names.
 std::string environment_text(const json& value) {
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (!value.is_array()) return value.is_null() ? "" : string_of(value);
+  if (!value.is_array()) return string_of(value);
   std::vector<std::string> names;
   for (const auto& device : value) names.push_back(device.is_object() ? text_of(device, "name") : string_of(device));
   return names.empty() ? "none" : joined(names, ", ");
@@ -82,13 +82,17 @@ std::string environment_text(const json& value) {
 
 Table environment_table(const json& environment) {
   static const std::vector<std::pair<std::string, std::string>> kNames{
-      {"version", "efla"},      {"commit", "Commit"},   {"date", "Date"},         {"cpu", "Processor"},
-      {"simd_target", "SIMD"},  {"threads", "Threads"}, {"compiler", "Compiler"}, {"build_type", "Build"},
-      {"libtorch", "LibTorch"}, {"blas", "BLAS"},       {"cuda", "CUDA"},         {"gpus", "GPUs"}};
+      {"version", "efla"},      {"commit", "Commit"},          {"date", "Date"},
+      {"cpu", "Processor"},     {"simd_target", "SIMD"},       {"threads", "Threads"},
+      {"compiler", "Compiler"}, {"build_type", "Build"},       {"libtorch", "LibTorch"},
+      {"blas", "BLAS"},         {"blas_core", "BLAS kernels"}, {"cuda", "CUDA"},
+      {"gpus", "GPUs"}};
   Table table{"Environment", {{"Environment", false}, {"", false}}};
   if (!environment.is_object()) return table;
   for (const auto& [key, name] : kNames) {
-    if (environment.contains(key)) table.rows.push_back({name, environment_text(environment.at(key))});
+    if (environment.contains(key) && !environment.at(key).is_null()) {
+      table.rows.push_back({name, environment_text(environment.at(key))});
+    }
   }
   for (const auto& [key, value] : environment.items()) {
     const auto is_key = [&k = key](const auto& known) { return known.first == k; };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "efla/base/threads.h"
 #include "tests/support/program.h"
@@ -42,6 +43,24 @@ TEST(Info, JsonIsTrueOfThisBuild) {
   ASSERT_TRUE(info.at("gpus").is_array());
   for (const auto& gpu : info.at("gpus")) EXPECT_GT(gpu.at("memory_bytes").get<double>(), 1e9) << gpu;
 }
+
+#ifdef EFLA_TORCH
+TEST(Info, KernelsOfOpenBlasFitTheProcessorUnlessTheCallerNamesSome) {
+  const auto info_with = [](const std::vector<std::string>& env) {
+    std::vector<std::string> command{"env"};
+    command.insert(command.end(), env.begin(), env.end());
+    command.insert(command.end(), {EFLA_PROGRAM, "info", "--json"});
+    return nlohmann::json::parse(run_command(command).out);
+  };
+  const auto named = info_with({"OPENBLAS_CORETYPE=Prescott"}).at("blas_core");
+  if (named.is_null()) GTEST_SKIP() << "the BLAS is not OpenBLAS";
+  EXPECT_EQ(named, "Prescott");
+  const auto info = info_with({"-u", "OPENBLAS_CORETYPE"});
+  const auto& supported = info.at("simd").at("supported");
+  if (std::count(supported.begin(), supported.end(), "AVX2") == 0) GTEST_SKIP() << "a processor without AVX2";
+  EXPECT_NE(info.at("blas_core"), "Prescott");
+}
+#endif
 
 TEST(Info, CommitIsTheCheckouts) {
   const auto git = run_command({"git", "-C", EFLA_SOURCE_DIR, "rev-parse", "HEAD"});
