@@ -53,6 +53,7 @@ std::string part_of_kernel(const std::string& name) {
   const auto holds = [&](std::initializer_list<const char*> parts) {
     return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return name.find(part) != name.npos; });
   };
+  if (holds({"sdpa", "flash_fwd", "flash_bwd", "fmha", "cudnn::fusion"})) return "softmax attention";
   if (holds({"nvjet", "gemm", "gemv", "cutlass", "splitK", "linear_kernel", "linear_many_kernel"}))
     return "matrix products";
   if (holds({"ShortConv"})) return "short convolution";
