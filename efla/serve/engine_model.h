@@ -51,8 +51,8 @@ class EngineModel {
   // Returns the logits [rows, vocab_size] after some of the ids of the last advance; `rows` has the numbers of these
   // ids in its list. The caller may change the logits, which are valid until the next call.
   virtual View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) = 0;
-  // Draws the next token after some ids of the last advance on the GPU, by sample_rows with one Draw per row, from the
-  // first `drawable` logits. Only where on_gpu().
+  // Draws a token after each of some ids of the last advance, as sample_rows does from the first `drawable` logits;
+  // `rows` is as in logits. Only where on_gpu().
   virtual std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const generate::Draw> draws,
                                     const generate::SamplingOptions& options, std::int64_t drawable) = 0;
   // Advances the text of draft number `draft` of the last advance by the draft's first `tokens` tokens.

@@ -44,7 +44,7 @@ TEST(Info, JsonIsTrueOfThisBuild) {
   for (const auto& gpu : info.at("gpus")) EXPECT_GT(gpu.at("memory_bytes").get<double>(), 1e9) << gpu;
 }
 
-#ifdef EFLA_TORCH
+#if defined(EFLA_TORCH) && defined(__x86_64__)
 TEST(Info, KernelsOfOpenBlasFitTheProcessorUnlessTheCallerNamesSome) {
   const auto info_with = [](const std::vector<std::string>& env) {
     std::vector<std::string> command{"env"};
