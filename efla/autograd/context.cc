@@ -68,6 +68,14 @@ bool has_gpu_kernels() { return false; }
 
 OwnStream::~OwnStream() = default;
 
+ReproducibleOnly::ReproducibleOnly(const at::Device& device) : active_(device.is_cuda()) {
+  if (active_) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+}
+
+ReproducibleOnly::~ReproducibleOnly() {
+  if (active_) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+}
+
 at::Device torch_device(const Device& device) {
   return device.is_cpu() ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.index));
 }

@@ -39,6 +39,20 @@ class OwnStream {
 // in a build without GPUs.
 void compute_reproducibly();
 
+// While an object lives, LibTorch's operators on GPUs give the same bits in every run or throw, where
+// compute_reproducibly alone lets them warn. Softmax attention then computes its gradients without atomic operations.
+// For training only, because drawing tokens has operators that would throw. Does nothing for the CPU.
+class ReproducibleOnly {
+ public:
+  explicit ReproducibleOnly(const at::Device& device);
+  ~ReproducibleOnly();
+  ReproducibleOnly(const ReproducibleOnly&) = delete;
+  ReproducibleOnly& operator=(const ReproducibleOnly&) = delete;
+
+ private:
+  const bool active_;
+};
+
 // Returns the greatest number of bytes that LibTorch's tensors have had at one time on a GPU; 0 in a build without
 // GPUs.
 std::int64_t most_bytes_allocated(const Device& device);

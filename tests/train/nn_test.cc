@@ -1,6 +1,7 @@
 // The mixer and the classifier: their equations in tensor operations, presets, names and bad configurations.
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
+#include <torch/cuda.h>
 #include <torch/types.h>
 
 #include <cmath>
@@ -8,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "efla/autograd/autocast.h"
+#include "efla/autograd/context.h"
 #include "efla/base/error.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
@@ -256,6 +259,25 @@ TEST(Attention, IsSoftmaxOverRotatedKeys) {
   const auto weight = random_tensor(y.sizes(), 9).to(torch::kFloat);
   const auto gradient = torch::autograd::grad({(y * weight).sum()}, {x})[0];
   EXPECT_LE(max_difference(gradient, torch::autograd::grad({(expected * weight).sum()}, {x})[0]), 1e-4);
+}
+
+// Few heads and many tokens, for which kernels that are not reproducible split the keys and add by atomic operations.
+TEST(Attention, GradientsOnAGpuHaveTheSameBitsTwice) {
+  if (!torch::cuda::is_available() || !autograd::has_gpu_kernels())
+    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
+  Attention attention({.hidden = 256, .heads = 2, .key_value_heads = 1, .rope_theta = 10000.0}, Initialiser(1));
+  attention.to(torch::kCUDA);
+  const auto x = random_tensor({1, 4096, 256}, 1).to(torch::kCUDA, torch::kFloat).requires_grad_(true);
+  const auto dy = random_tensor({1, 4096, 256}, 2).to(torch::kCUDA, torch::kFloat);
+  autograd::compute_reproducibly();
+  const auto gradient = [&] {
+    const autograd::ReproducibleOnly reproducible(x.device());
+    const auto y = attention.forward(x);
+    return torch::autograd::grad({y}, {x}, {dy.to(y.scalar_type())})[0];
+  };
+  EXPECT_TRUE(torch::equal(gradient(), gradient())) << "float32";
+  const autograd::Bfloat16OnGpu precision;
+  EXPECT_TRUE(torch::equal(gradient(), gradient())) << "bfloat16";
 }
 
 // Past the first capacity of the cache. Slots that have no token yet must not count.
