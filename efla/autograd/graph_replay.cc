@@ -44,8 +44,9 @@ class FunctionStream {
   c10::cuda::CUDAStreamGuard guard_;
 };
 
-// One capture at a time in the whole process.
-std::mutex& capture_mutex() {
+// One capture, or one end of a graph, at a time in the whole process, because LibTorch notes the graphs that exist in a
+// set that it does not lock.
+std::mutex& graphs_mutex() {
   static std::mutex one;
   return one;
 }
@@ -88,6 +89,14 @@ struct GraphReplay::Captured {
   Tensors inputs, outputs;
   std::unique_ptr<at::cuda::CUDAGraph> graph;
 
+  Captured() = default;
+  ~Captured() {
+    const std::lock_guard lock(graphs_mutex());
+    graph.reset();
+  }
+  Captured(const Captured&) = delete;
+  Captured& operator=(const Captured&) = delete;
+
   bool fits(const Tensors& given) const {
     return std::equal(inputs.begin(), inputs.end(), given.begin(), given.end(),
                       [](const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes(); });
@@ -95,7 +104,7 @@ struct GraphReplay::Captured {
 
   // Captures a graph in the memory of a pool.
   void capture(const Function& function, const Pool& pool) {
-    const std::lock_guard lock(capture_mutex());
+    const std::lock_guard lock(graphs_mutex());
     const FunctionStream guard(pool.device);
     auto fresh = std::make_unique<at::cuda::CUDAGraph>();
     fresh->capture_begin(pool.id, cudaStreamCaptureModeThreadLocal);

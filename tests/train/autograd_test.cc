@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "efla/autograd/autocast.h"
@@ -486,6 +487,31 @@ TEST(OnAGpu, ReplayedGraphsComputeWhatTheFunctionComputes) {
       EXPECT_DOUBLE_EQ(sum.item<double>(), expected) << round;
     }
   }
+}
+
+// Threads capture and end graphs at the same time, as the runs of a study do when they end.
+TEST(OnAGpu, GraphsOfSeveralThreadsComeAndGo) {
+  if (!torch::cuda::is_available() || !has_gpu_kernels())
+    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
+  std::vector<std::thread> threads;
+  std::vector<int> right(8);
+  for (int& count : right) {
+    threads.emplace_back([&count] {
+      const OwnStream stream({Device::Kind::cuda, 0});
+      for (int round = 0; round < 200; ++round) {
+        GraphReplay replay;
+        const auto twice = [](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{2 * inputs[0]}; };
+        bool equal = true;
+        for (int call = 0; call < 3; ++call) {
+          const Tensor x = torch::full({5}, call + 1.0, at::kCUDA);
+          equal = equal && replay.call(twice, {x}, {}).front().equal(2 * x);
+        }
+        count += equal ? 1 : 0;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(right, std::vector<int>(right.size(), 200));
 }
 
 // In float64 by LibTorch's operators, also where exponentials of z overflow.
