@@ -56,8 +56,11 @@ void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> s
                std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn,
                const std::function<void(const torch::Tensor& ids)>& go_on) {
   const bool known = output.likeliest.defined() && options.temperature == 0.0 && options.repetition_penalty == 1.0;
-  const std::vector<const Session*> read(sessions.begin(), sessions.end());
-  const auto all = known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options);
+  std::vector<Draw> rows;
+  for (const Session* session : sessions) {
+    rows.push_back(session == nullptr ? Draw{} : Draw{&session->seen, session->seed, session->draws});
+  }
+  const auto all = known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), rows, options);
   autograd::HostCopy copy(all);
   if (go_on) go_on(all.select(1, 0).to(torch::kLong));
   const auto values = copy.get().accessor<double, 2>();

@@ -1,8 +1,11 @@
 #include "efla/generate/batch_sampler.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <tuple>
 #include <vector>
+
+#include "efla/base/random.h"
 
 namespace efla::generate {
 namespace {
@@ -12,13 +15,13 @@ using torch::Tensor;
 constexpr bool kNonBlocking = true;  // a copy to a GPU does not wait for the step that runs there
 
 // Returns the logits after the repetition penalty.
-Tensor penalised_rows(const Tensor& logits, std::span<const Session* const> sessions, double penalty) {
-  const std::int64_t rows = logits.size(0), vocab_size = logits.size(1);
-  const Tensor bytes = torch::zeros({rows, (vocab_size + 7) / 8}, torch::kUInt8);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    if (sessions[row] == nullptr) continue;
-    const auto& bits = sessions[row]->seen.bits();  // may be of a larger vocabulary
-    std::copy_n(bits.begin(), bytes.size(1), bytes[row].data_ptr<std::uint8_t>());
+Tensor penalised_rows(const Tensor& logits, std::span<const Draw> rows, double penalty) {
+  const std::int64_t vocab_size = logits.size(1);
+  const Tensor bytes = torch::zeros({logits.size(0), (vocab_size + 7) / 8}, torch::kUInt8);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    if (rows[row].seen == nullptr) continue;
+    const auto& bits = rows[row].seen->bits();  // may be of a larger vocabulary
+    std::copy_n(bits.begin(), bytes.size(1), bytes[static_cast<std::int64_t>(row)].data_ptr<std::uint8_t>());
   }
   const Tensor bits = torch::pow(2, torch::arange(8)).to(logits.device(), torch::kUInt8, kNonBlocking);
   const Tensor seen =
@@ -29,10 +32,10 @@ Tensor penalised_rows(const Tensor& logits, std::span<const Session* const> sess
 
 }  // namespace
 
-Tensor sample_rows(const Tensor& given, std::span<const Session* const> sessions, const SamplingOptions& options) {
+Tensor sample_rows(const Tensor& given, std::span<const Draw> rows, const SamplingOptions& options) {
   const torch::NoGradGuard no_grad;
   const double penalty = options.repetition_penalty, temperature = options.temperature;
-  const Tensor logits = penalty == 1.0 ? given : penalised_rows(given, sessions, penalty);
+  const Tensor logits = penalty == 1.0 ? given : penalised_rows(given, rows, penalty);
   const auto [maximum, likeliest] = logits.max(1, /*keepdim=*/true);
   const Tensor largest = maximum.to(torch::kDouble);
   if (temperature == 0.0) return torch::cat({likeliest.to(torch::kDouble), largest}, 1);
@@ -49,8 +52,8 @@ Tensor sample_rows(const Tensor& given, std::span<const Session* const> sessions
   }
 
   std::vector<double> numbers;
-  for (const Session* session : sessions) {
-    Random random(session == nullptr ? 0 : session->seed, session == nullptr ? 0 : session->draws);
+  for (const Draw& row : rows) {
+    Random random(row.seed, row.draws);
     numbers.push_back(unit_number(random));
   }
   const Tensor place = torch::tensor(numbers, torch::kDouble).to(logits.device(), kNonBlocking).unsqueeze(1) * total();

@@ -1,6 +1,7 @@
 // Draws the next token from a row of logits: repetition penalty, temperature, top-k and top-p, in this order.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -14,6 +15,8 @@ struct SamplingOptions {
   std::int64_t top_k = 0;           // keep only the k largest logits; 0: all
   double top_p = 1.0;               // keep only the smallest set of largest probabilities with sum ≥ p
   double repetition_penalty = 1.0;  // above 1: tokens that occurred before become less probable
+
+  auto operator<=>(const SamplingOptions&) const = default;
 };
 
 // Throws Error that names the option.

@@ -10,10 +10,17 @@
 
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
+#include "efla/generate/batch_sampler.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
 
 namespace efla::serve {
+
+// An id, and the largest logit of its row after the penalty.
+struct DrawnId {
+  std::int32_t id;
+  double largest;
+};
 
 // Only one thread may use the object at a time; threads may share the functions that are const.
 class EngineModel {
@@ -44,6 +51,10 @@ class EngineModel {
   // Returns the logits [rows, vocab_size] after some of the ids of the last advance; `rows` has the numbers of these
   // ids in its list. The caller may change the logits, which are valid until the next call.
   virtual View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) = 0;
+  // Draws a token after each of some ids of the last advance, as sample_rows does from the first `drawable` logits;
+  // `rows` is as in logits. Only where on_gpu().
+  virtual std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const generate::Draw> draws,
+                                    const generate::SamplingOptions& options, std::int64_t drawable) = 0;
   // Advances the text of draft number `draft` of the last advance by the draft's first `tokens` tokens.
   virtual void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) = 0;
 };

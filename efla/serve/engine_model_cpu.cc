@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "efla/base/error.h"
 #include "efla/serve/engine_model.h"
 
 namespace efla::serve {
@@ -41,6 +42,10 @@ class CpuEngineModel final : public EngineModel {
     }
     model_.logits(picked, logits, pool);
     return logits;
+  }
+  std::vector<DrawnId> draw(std::span<const std::int64_t> /*rows*/, std::span<const generate::Draw> /*draws*/,
+                            const generate::SamplingOptions& /*options*/, std::int64_t /*drawable*/) override {
+    throw Error("engine", "draw", "one on a CPU", "one on a GPU");
   }
   void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) override {
     model_.accept(drafts_[draft], tokens, *states_, pool);

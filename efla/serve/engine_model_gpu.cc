@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "efla/autograd/host_copy.h"
 #include "efla/base/error.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/serve/engine_model.h"
@@ -95,6 +96,20 @@ class GpuEngineModel final : public EngineModel {
     logits_.narrow(0, 0, all.size(0)).copy_(all);
     return View<float, 2>::contiguous(logits_.data_ptr<float>(), {all.size(0), all.size(1)});
   }
+
+  std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const generate::Draw> draws,
+                            const generate::SamplingOptions& options, std::int64_t drawable) override {
+    const torch::NoGradGuard no_grad;
+    const auto all = decoder_.logits(hidden_.index_select(0, on_device({rows.begin(), rows.end()})));
+    autograd::HostCopy copy(generate::sample_rows(all.narrow(1, 0, drawable), draws, options));
+    const auto values = copy.get().accessor<double, 2>();
+    std::vector<DrawnId> drawn;
+    for (std::int64_t i = 0; i < values.size(0); ++i) {
+      drawn.push_back({static_cast<std::int32_t>(values[i][0]), values[i][1]});
+    }
+    return drawn;
+  }
+
   void accept(std::size_t /*draft*/, std::int64_t /*tokens*/, ThreadPool& /*pool*/) override {
     throw Error("engine", "draft", "one on a GPU", "none");
   }

@@ -115,6 +115,13 @@ Outcome Job::draw(std::span<float> logits, std::int64_t drawable) {
   }
 }
 
+std::optional<generate::Draw> Job::plain_draw() const {
+  const RequestSampling& sampling = request.sampling;
+  if (request.logprobs >= 0 || !sampling.logit_bias.empty()) return std::nullopt;
+  if (sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0) return std::nullopt;
+  return generate::Draw{&seen_, sampling.seed, reply_.size()};
+}
+
 // Calls f, which calls the listener. An exception ends the request as an error.
 template <class F>
 void Job::call(F&& f) {

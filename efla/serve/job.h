@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/generate/batch_sampler.h"
 #include "efla/generate/prompt_lookup.h"
 #include "efla/generate/sampler.h"
 #include "efla/generate/stop_strings.h"
@@ -93,6 +94,9 @@ class Job {
   // Returns the token whose logprob the row of logits after ids()[index] gives with echo, or nothing.
   std::optional<std::int32_t> echoed(std::size_t index) const;
 
+  // Returns what decides the next token besides its logits; nothing if the request needs the logits themselves: for
+  // log-probabilities, a bias, or penalties for tokens of the reply.
+  std::optional<generate::Draw> plain_draw() const;
   // Draws the next token, or scores a token of the prompt. Not for several threads at once.
   Outcome draw(std::span<float> logits, std::int64_t drawable);
   Outcome score(std::span<const float> logits, std::int64_t drawable, std::int32_t id) const;

@@ -1,11 +1,14 @@
 // What the engine computes in a step.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "efla/serve/local_engine.h"
@@ -14,6 +17,25 @@ namespace efla::serve {
 namespace {
 
 constexpr std::int64_t kLogitRows = 64;  // computed at a time
+
+// Moves the rows that can be drawn together on a GPU behind the others: those that need no logits and have the most
+// frequent options of such rows. Returns how many others there are.
+template <class Row>
+std::size_t move_drawn_together(std::vector<Row>& rows) {
+  const auto is_plain = [](const Row& row) { return !row.scored && row.job->plain_draw(); };
+  std::map<generate::SamplingOptions, std::int64_t> counts;
+  for (const auto& row : rows) {
+    if (is_plain(row)) ++counts[row.job->request.sampling];
+  }
+  if (counts.empty()) return rows.size();
+  const generate::SamplingOptions options =
+      std::ranges::max_element(counts, {}, [](const auto& count) { return count.second; })->first;
+  const auto others = std::ranges::stable_partition(rows, [&](const Row& row) {
+    const generate::SamplingOptions& own = row.job->request.sampling;
+    return !is_plain(row) || own != options;
+  });
+  return rows.size() - others.size();
+}
 
 }  // namespace
 
@@ -39,10 +61,13 @@ void LocalEngine::compute(const Step& step) {
   }
   if (reads) time_step(static_cast<std::int64_t>(step.ids.size()), Clock::now() - start);
   cache_states(step);
-  const std::span<const Row> rows = step.rows;
-  for (std::size_t begin = 0; begin < rows.size(); begin += kLogitRows) {
-    take_logits(rows.subspan(begin, std::min<std::size_t>(kLogitRows, rows.size() - begin)));
+  auto sorted = step.rows;
+  const std::size_t with_logits = model_->on_gpu() ? move_drawn_together(sorted) : sorted.size();
+  const std::span<const Row> rows = sorted;
+  for (std::size_t begin = 0; begin < with_logits; begin += kLogitRows) {
+    take_logits(rows.subspan(begin, std::min<std::size_t>(kLogitRows, with_logits - begin)));
   }
+  draw_on_gpu(rows.subspan(with_logits));
   end_drafts(step);
   for (Job* job : step.jobs) {
     if (job->ended) continue;
@@ -109,17 +134,42 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
       if (!job.follows_draft()) continue;
       outcomes[i] = job.draw({logits.at(static_cast<std::int64_t>(i)), vocab}, drawable_);
     }
-    job.flush_echo();
-    const auto before = job.last_token;
-    job.take(outcomes[i], info_.ends);
-    if (!outcomes[i].error.empty()) continue;
-    if (job.must_keep_state()) job.drafting() ? job.cut_draft() : keep_state(job);
-    const std::lock_guard lock(mutex_);
-    if (!before) {
-      statistics_.first_token_seconds.add(job.first_token_ms / 1e3);
-    } else {
-      statistics_.between_tokens_seconds.add(std::chrono::duration<double>(*job.last_token - *before).count());
+    take(job, outcomes[i]);
+  }
+}
+
+// Draws the next tokens of rows that move_drawn_together has chosen.
+void LocalEngine::draw_on_gpu(std::span<const Row> rows) {
+  if (rows.empty()) return;
+  std::vector<std::int64_t> numbers;
+  std::vector<generate::Draw> draws;
+  for (const auto& row : rows) {
+    numbers.push_back(row.row);
+    draws.push_back(*row.job->plain_draw());
+  }
+  const auto drawn = model_->draw(numbers, draws, rows.front().job->request.sampling, drawable_);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].job->ended) continue;
+    Outcome outcome{{drawn[i].id, NAN}, {}, {}};
+    if (!std::isfinite(drawn[i].largest)) {
+      outcome.error = "generate: the largest logit of a text is " + std::to_string(drawn[i].largest);
     }
+    take(*rows[i].job, outcome);
+  }
+}
+
+// Passes a drawn token on to a request.
+void LocalEngine::take(Job& job, const Outcome& outcome) {
+  job.flush_echo();
+  const auto before = job.last_token;
+  job.take(outcome, info_.ends);
+  if (!outcome.error.empty()) return;
+  if (job.must_keep_state()) job.drafting() ? job.cut_draft() : keep_state(job);
+  const std::lock_guard lock(mutex_);
+  if (!before) {
+    statistics_.first_token_seconds.add(job.first_token_ms / 1e3);
+  } else {
+    statistics_.between_tokens_seconds.add(std::chrono::duration<double>(*job.last_token - *before).count());
   }
 }
 

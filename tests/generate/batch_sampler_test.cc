@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "efla/generate/session.h"
 #include "tests/generate/tiny_model.h"
 
 namespace efla::generate {
@@ -31,7 +32,7 @@ TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
     for (int round = 0; round < 50; ++round) {
       const auto logits = torch::empty({kRows, 258});
       auto values = logits.accessor<float, 2>();
-      std::vector<const Session*> rows;
+      std::vector<Draw> rows;
       for (std::int64_t row = 0; row < kRows; ++row) {
         // Whole numbers, so that many are equal; some ids are excluded.
         for (std::int64_t id = 0; id < 258; ++id) {
@@ -40,12 +41,12 @@ TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
         auto& session = sessions[row];
         ++session.draws;
         session.seen.add(random.below(kVocab));
-        rows.push_back(round % 10 == 9 && row == 2 ? nullptr : &session);
+        rows.push_back(round % 10 == 9 && row == 2 ? Draw{} : Draw{&session.seen, session.seed, session.draws});
       }
       const auto drawn = sample_rows(logits.narrow(1, 0, kVocab), rows, options);
       for (std::int64_t row = 0; row < kRows; ++row) {
         EXPECT_TRUE(std::isfinite(drawn[row][1].item<double>()));
-        if (rows[row] == nullptr) continue;
+        if (rows[row].seen == nullptr) continue;
         Random numbers(sessions[row].seed, sessions[row].draws);
         const auto expected = sample({&values[row][0], kVocab}, sessions[row].seen, options, numbers);
         EXPECT_EQ(drawn[row][0].item<double>(), static_cast<double>(expected))
@@ -58,7 +59,7 @@ TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
 TEST(BatchSampler, TellsRowsThatTheSamplerRefuses) {
   const auto model = test::tiny_model();
   const Session session(model, 1);
-  const std::vector<const Session*> rows(4, &session);
+  const std::vector<Draw> rows(4, {&session.seen, session.seed, session.draws});
   const auto logits = torch::zeros({4, 258});
   logits[1][7] = NAN;
   logits[2][7] = INFINITY;

@@ -109,6 +109,25 @@ TEST_P(GpuEngine, EndsTurnsAndUsesThePrefixCacheAsTheEngineOnTheCpu) {
   EXPECT_EQ(recorder->end().usage.cached_tokens, 192);
 }
 
+// Some are drawn together on the GPU; others need their logits.
+TEST_P(GpuEngine, DrawsAsTheEngineOnTheCpuWithAnyOptions) {
+  const auto on_cpu = tiny_engine(), on_gpu = gpu_engine(options);
+  std::vector<Request> requests;
+  for (int i = 0; i < 14; ++i) {
+    requests.push_back(request_of(std::string(static_cast<std::size_t>(3 + i), static_cast<char>('a' + i)), 8 + i));
+    auto& request = requests.back();
+    auto& sampling = request.sampling;
+    sampling.seed = static_cast<std::uint64_t>(i);
+    sampling.temperature = i % 7 == 3 ? 0.0 : 0.8;
+    if (i % 7 == 1) sampling.top_p = 0.9;
+    if (i % 7 == 2) sampling.repetition_penalty = 1.3;
+    if (i % 7 == 4) sampling.presence_penalty = 0.5;
+    if (i % 7 != 5) sampling.logit_bias.clear();
+    if (i % 7 == 6) request.logprobs = 2;
+  }
+  EXPECT_EQ(replies(*on_gpu, requests), replies(*on_cpu, requests));
+}
+
 TEST_P(GpuEngine, TakesTheStateMemoryTwice) {
   const auto bytes = tiny_engine()->info().session_bytes;
   options.state_memory = 7 * bytes;
