@@ -13,6 +13,8 @@
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/statistics.h"
+#include "efla/data/tokenizers/tokenizer.h"
+#include "efla/io/sha256.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/serve/local_engine.h"
@@ -23,6 +25,23 @@ namespace {
 using serve::Clock;
 
 constexpr std::size_t kStateMemoryOnGpu = std::size_t{8} << 30;  // bytes; a GPU is measured with many texts
+
+// A tokenizer of ids that have a text each and of which none ends a text, so that every reply has all its tokens.
+class EndlessTokenizer final : public data::Tokenizer {
+ public:
+  explicit EndlessTokenizer(std::int64_t vocab_size)
+      : Tokenizer({kName, io::sha256(io::as_bytes(kName)), vocab_size, -1, -1}) {}
+
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    return std::vector<std::int32_t>(text.size(), 0);
+  }
+  std::string_view bytes_of(std::int32_t /*id*/) const override { return "a"; }
+  bool begins_with_added_space(std::int32_t /*id*/) const override { return false; }
+  data::TextCut last_cut(std::string_view text) const override { return {text.size(), text.size()}; }
+
+ private:
+  static constexpr const char* kName = "endless";
+};
 
 double elapsed_ms(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -83,19 +102,18 @@ class Counter final : public serve::Listener {
   bool first_ = true;
 };
 
-serve::Request request(std::int64_t tokens, std::uint64_t seed, const serve::EngineInfo& info) {
+serve::Request request(std::int64_t tokens, std::uint64_t seed) {
   serve::Request request;
   request.prompt = {static_cast<std::int32_t>('a' + seed % 26)};
   request.max_tokens = tokens;
   request.sampling.temperature = 0.0;
-  for (const auto id : info.ends) request.sampling.logit_bias[id] = -100.0;
   return request;
 }
 
 double tokens_per_second(serve::Engine& engine, std::int64_t sessions, std::int64_t tokens) {
   Group group(sessions);
   for (std::int64_t i = 0; i < sessions; ++i) {
-    engine.submit(request(tokens, static_cast<std::uint64_t>(i), engine.info()), std::make_shared<Counter>(group));
+    engine.submit(request(tokens, static_cast<std::uint64_t>(i)), std::make_shared<Counter>(group));
   }
   return group.rate();
 }
@@ -105,7 +123,7 @@ void measure_sessions(serve::Engine& engine, const ServingOptions& options,
                       const std::function<void(const nlohmann::ordered_json&)>& write) {
   constexpr int kTimes = 7;
   Group group(1);
-  auto first = request(2, 0, engine.info());
+  auto first = request(2, 0);
   first.save_as = "text";
   engine.submit(first, std::make_shared<Counter>(group));
   group.rate();
@@ -136,12 +154,13 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
   autograd::compute_on_this_thread_only();
   std::map<std::string, std::unique_ptr<serve::Engine>> engines;
   for (const auto& weights : options.weights) {
-    const auto model =
-        std::make_shared<nn::LanguageModel>(nn::language_model_preset(options.preset), nn::Initialiser(1));
+    auto config = nn::language_model_preset(options.preset);
+    config.eos_token_id.clear();
+    const auto model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1));
     serve::EngineOptions engine{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads};
     engine.on_gpu = options.on_gpu;
     if (options.on_gpu) engine.state_memory = kStateMemoryOnGpu;
-    engines[weights] = serve::start_engine(model, data::load_tokenizer("bytes"), engine);
+    engines[weights] = serve::start_engine(model, std::make_unique<EndlessTokenizer>(config.vocab_size), engine);
   }
   const std::int64_t parameters = engines.begin()->second->info().parameters;
   // Replies that wait for a slot would begin after others have ended.
