@@ -1,10 +1,13 @@
 #include "efla/generate/sampler.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "efla/base/check.h"
 
@@ -12,7 +15,7 @@ namespace efla::generate {
 namespace {
 
 struct Candidate {
-  std::int64_t id;
+  std::int32_t id;
   float logit;
   double weight;  // e^{(logit − largest) / T}
 };
@@ -34,7 +37,10 @@ void keep_top_k(std::vector<Candidate>& candidates, std::int64_t k) {
 
 void keep_top_p(std::vector<Candidate>& candidates, double p) {
   if (p == 1.0) return;
-  const double enough = p * total_weight(candidates);
+  const double total = total_weight(candidates), enough = p * total;
+  // Together the candidates below this weight have at most half of what is not kept, so that none of them is kept.
+  const double least = 0.5 * (1.0 - p) * total / static_cast<double>(candidates.size());
+  std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.weight < least; });
   const auto behind = [](const Candidate& a, const Candidate& b) { return before(b, a); };
   std::make_heap(candidates.begin(), candidates.end(), behind);
   std::vector<Candidate> kept;
@@ -60,19 +66,38 @@ std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
   return last;  // rounding made `place` as large as the sum of all weights
 }
 
-// Calls visit(id, logit) for every token, the logit after the penalty.
-template <class Visit>
-void for_each_penalised(std::span<const float> logits, const SeenIds& seen, double penalty, Visit&& visit) {
-  const auto factor = static_cast<float>(penalty);
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const auto id = static_cast<std::int64_t>(i);
-    float logit = logits[i];
-    if (!(logit < INFINITY)) {
-      throw std::runtime_error("generate: the logit of token " + std::to_string(id) + " is not finite");
+// Throws unless every logit is finite or −∞.
+void check_finite(std::span<const float> logits) {
+  std::int32_t wrong = 0;
+  for (const float logit : logits) wrong |= logit < INFINITY ? 0 : 1;
+  if (wrong == 0) return;
+  const auto bad = std::find_if(logits.begin(), logits.end(), [](float logit) { return !(logit < INFINITY); });
+  throw std::runtime_error("generate: the logit of token " + std::to_string(bad - logits.begin()) + " is not finite");
+}
+
+// Returns the id of the largest logit, of equal logits the lowest. Compares block by block, so that a compiler can
+// compare several numbers at a time.
+std::int64_t largest_of(std::span<const float> logits) {
+  constexpr std::size_t kBlock = 256, kLanes = 16;
+  float largest = -INFINITY;
+  std::span<const float> found = logits;  // the first block that has the largest logit
+  for (std::size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const auto block = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    std::array<float, kLanes> lanes;
+    lanes.fill(-INFINITY);
+    std::size_t i = 0;
+    for (; i + kLanes <= block.size(); i += kLanes) {
+      for (std::size_t lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] = block[i + lane] > lanes[lane] ? block[i + lane] : lanes[lane];
+      }
     }
-    if (penalty != 1.0 && seen.contains(id)) logit = penalised(logit, factor);
-    visit(id, logit);
+    float most = *std::max_element(lanes.begin(), lanes.end());
+    for (; i < block.size(); ++i) most = std::max(most, block[i]);
+    if (most <= largest) continue;
+    largest = most;
+    found = block;
   }
+  return std::find(found.begin(), found.end(), largest) - logits.begin();
 }
 
 }  // namespace
@@ -94,17 +119,26 @@ double unit_number(Random& random) {
 
 std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const SamplingOptions& options,
                     Random& random) {
-  Candidate first{0, -INFINITY, 0.0};
-  std::vector<Candidate> candidates;
-  if (options.temperature > 0.0) candidates.reserve(logits.size());
-  for_each_penalised(logits, seen, options.repetition_penalty, [&](std::int64_t id, float logit) {
-    if (logit > first.logit) first = {id, logit, 0.0};
-    if (options.temperature > 0.0) candidates.push_back({id, logit, 0.0});
-  });
-  if (!(first.logit > -INFINITY)) throw std::runtime_error("generate: no token has a logit above -infinity");
-  if (options.temperature == 0.0) return first.id;
+  check_finite(logits);
+  std::vector<float> changed;
+  if (options.repetition_penalty != 1.0) {
+    changed.assign(logits.begin(), logits.end());
+    const auto factor = static_cast<float>(options.repetition_penalty);
+    for (std::size_t byte = 0; byte < seen.bits().size(); ++byte) {
+      for (unsigned bits = seen.bits()[byte]; bits != 0; bits &= bits - 1) {
+        const std::size_t id = 8 * byte + static_cast<std::size_t>(std::countr_zero(bits));
+        if (id < changed.size()) changed[id] = penalised(changed[id], factor);
+      }
+    }
+    logits = changed;
+  }
+  const std::int64_t first = largest_of(logits);
+  const double largest = logits[static_cast<std::size_t>(first)];
+  if (!(largest > -INFINITY)) throw std::runtime_error("generate: no token has a logit above -infinity");
+  if (options.temperature == 0.0) return first;
+  std::vector<Candidate> candidates(logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i) candidates[i] = {static_cast<std::int32_t>(i), logits[i], 0.0};
   keep_top_k(candidates, options.top_k);
-  const double largest = first.logit;
   for (auto& candidate : candidates) {
     candidate.weight = std::exp((candidate.logit - largest) / options.temperature);
   }
