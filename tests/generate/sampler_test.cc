@@ -9,6 +9,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/expect_error.h"
@@ -135,6 +136,41 @@ TEST(Sampler, OfEqualLogitsTheLowestIdComesFirst) {
   EXPECT_EQ(first({.temperature = 1.0, .top_k = 3}), (std::vector<std::size_t>{0, 1, 2}));
   EXPECT_EQ(first({.temperature = 1.0, .top_p = 0.5}), (std::vector<std::size_t>{0, 1, 2, 3}));
   EXPECT_EQ(first({.temperature = 1.0, .top_k = 4, .top_p = 0.5}), (std::vector<std::size_t>{0, 1}));
+}
+
+TEST(Sampler, TheLargestOfManyLogitsIsFoundAnywhere) {
+  constexpr std::size_t kIds = 1000;
+  std::vector<float> logits(kIds);
+  for (std::size_t i = 0; i < kIds; ++i) logits[i] = std::sin(static_cast<float>(i));
+  const SeenIds seen(kIds);
+  Random random(0);
+  for (std::size_t id = 0; id < kIds; ++id) {
+    const float before = std::exchange(logits[id], 2.0F), last = std::exchange(logits.back(), 2.0F);
+    EXPECT_EQ(sample(logits, seen, {}, random), static_cast<std::int64_t>(id));
+    logits.back() = last;
+    logits[id] = before;
+  }
+}
+
+// Most ids are too improbable to be kept, and the first are kept.
+TEST(Sampler, TopPOfManyIdsKeepsTheSmallestSet) {
+  std::vector<float> logits(2000);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[(i * 7) % logits.size()] = -0.05F * static_cast<float>(i);
+  const SamplingOptions options{.temperature = 1.0, .top_p = 0.9};
+  const auto expected = probabilities(logits, {}, options);
+  const auto counts = counts_of(logits, {}, options, 20000);
+  double chi_square = 0.0, kept = 0.0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (expected[i] == 0.0) {
+      EXPECT_EQ(counts[i], 0) << i;
+      continue;
+    }
+    const double mean = 20000 * expected[i], difference = static_cast<double>(counts[i]) - mean;
+    chi_square += difference * difference / mean;
+    kept += 1.0;
+  }
+  EXPECT_EQ(kept, 47);  // the least n with 1 − e^{−n/20} ≥ 0.9
+  EXPECT_LE(chi_square, chi_square_limit(kept - 1.0));
 }
 
 TEST(Sampler, PenaltyActsOnGreedyAndOnBothSigns) {
