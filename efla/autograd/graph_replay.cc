@@ -126,7 +126,10 @@ GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& 
   if (!inputs.front().is_cuda()) return function(inputs);
   const bool same = std::equal(held_.begin(), held_.end(), held.begin(), held.end(),
                                [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
-  if (!same) captured_.clear();
+  if (!same) {
+    captured_.clear();
+    pool_.reset();  // because LibTorch takes no new captures into a pool all of whose graphs have ended
+  }
   held_ = held;
   const auto known =
       std::find_if(captured_.begin(), captured_.end(), [&](const auto& captured) { return captured->fits(inputs); });

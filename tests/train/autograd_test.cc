@@ -7,8 +7,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
+#include <barrier>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -489,29 +492,47 @@ TEST(OnAGpu, ReplayedGraphsComputeWhatTheFunctionComputes) {
   }
 }
 
-// Threads capture and end graphs at the same time, as the runs of a study do when they end.
+TEST(OnAGpu, AGraphIsCapturedAgainForOtherTensorsHeld) {
+  if (!torch::cuda::is_available() || !has_gpu_kernels())
+    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
+  GraphReplay replay;
+  for (int i = 0; i < 2; ++i) {
+    Tensor sum = torch::zeros({3}, at::kCUDA);
+    const auto add = [&](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{sum.add_(inputs[0])}; };
+    for (int call = 1; call <= 3; ++call) {
+      replay.call(add, {torch::ones({3}, at::kCUDA)}, {sum});
+      EXPECT_EQ(sum.sum().item<double>(), 3.0 * call) << i;
+    }
+  }
+}
+
+// Threads end their graphs at the same time, as the runs of a study may.
 TEST(OnAGpu, GraphsOfSeveralThreadsComeAndGo) {
   if (!torch::cuda::is_available() || !has_gpu_kernels())
     GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
+  constexpr int kThreads = 16, kRounds = 20, kShapes = 32;
+  std::barrier all_captured(kThreads);
+  std::atomic<int> right = 0;
   std::vector<std::thread> threads;
-  std::vector<int> right(8);
-  for (int& count : right) {
-    threads.emplace_back([&count] {
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
       const OwnStream stream({Device::Kind::cuda, 0});
-      for (int round = 0; round < 200; ++round) {
-        GraphReplay replay;
-        const auto twice = [](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{2 * inputs[0]}; };
-        bool equal = true;
-        for (int call = 0; call < 3; ++call) {
-          const Tensor x = torch::full({5}, call + 1.0, at::kCUDA);
-          equal = equal && replay.call(twice, {x}, {}).front().equal(2 * x);
+      const auto twice = [](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{2 * inputs[0]}; };
+      for (int round = 0; round < kRounds; ++round) {
+        auto replay = std::make_unique<GraphReplay>();
+        for (int call = 0; call < 2; ++call) {
+          for (int count = 1; count <= kShapes; ++count) {
+            const Tensor x = torch::full({count}, call + 1.0, at::kCUDA);
+            right += replay->call(twice, {x}, {}).front().equal(2 * x) ? 1 : 0;
+          }
         }
-        count += equal ? 1 : 0;
+        all_captured.arrive_and_wait();
+        replay.reset();
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(right, std::vector<int>(right.size(), 200));
+  EXPECT_EQ(right, kThreads * kRounds * kShapes * 2);
 }
 
 // In float64 by LibTorch's operators, also where exponentials of z overflow.
