@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,6 +24,25 @@ struct Candidate {
 // Orders candidates: the largest logit first, of equal logits the lowest id.
 bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
+// Sorts candidates that are in the order of their ids, or sorted, by a radix sort, because nearly all ids may be
+// probable.
+void sort(std::vector<Candidate>& candidates) {
+  constexpr unsigned kBits = 8, kDigits = 1U << kBits;
+  std::vector<Candidate> sorted(candidates.size());
+  for (unsigned shift = 0; shift < 32; shift += kBits) {
+    const auto digit = [shift](const Candidate& candidate) {
+      const auto bits = std::bit_cast<std::uint32_t>(candidate.logit + 0.0F);  // −0 becomes 0
+      const auto descending = bits >> 31 != 0 ? bits : ~(bits | 1U << 31);
+      return descending >> shift & (kDigits - 1);
+    };
+    std::array<std::size_t, kDigits + 1> begins{};
+    for (const auto& candidate : candidates) ++begins[digit(candidate) + 1];
+    std::partial_sum(begins.begin(), begins.end(), begins.begin());
+    for (const auto& candidate : candidates) sorted[begins[digit(candidate)]++] = candidate;
+    candidates.swap(sorted);
+  }
+}
+
 double total_weight(const std::vector<Candidate>& candidates) {
   double total = 0.0;
   for (const auto& candidate : candidates) total += candidate.weight;
@@ -41,17 +61,13 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
   // Together the candidates below this weight have at most half of what is not kept, so that none of them is kept.
   const double least = 0.5 * (1.0 - p) * total / static_cast<double>(candidates.size());
   std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.weight < least; });
-  const auto behind = [](const Candidate& a, const Candidate& b) { return before(b, a); };
-  std::make_heap(candidates.begin(), candidates.end(), behind);
-  std::vector<Candidate> kept;
+  sort(candidates);
   double sum = 0.0;
+  std::size_t kept = 0;
   do {
-    std::pop_heap(candidates.begin(), candidates.end(), behind);
-    kept.push_back(candidates.back());
-    candidates.pop_back();
-    sum += kept.back().weight;
-  } while (sum < enough && !candidates.empty());
-  candidates = std::move(kept);
+    sum += candidates[kept++].weight;
+  } while (sum < enough && kept < candidates.size());
+  candidates.resize(kept);
 }
 
 std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
