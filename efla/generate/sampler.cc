@@ -24,9 +24,9 @@ struct Candidate {
 // Orders candidates: the largest logit first, of equal logits the lowest id.
 bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
-// Sorts candidates that are in the order of their ids, or sorted, by a radix sort, because nearly all ids may be
-// probable.
-void sort(std::vector<Candidate>& candidates) {
+// Sorts candidates as `before` orders them. Of equal logits the lower id must be first already. Sorts digit by digit of
+// the logits' bits, because a sort by comparisons takes long where nearly all ids of a vocabulary are candidates.
+void sort_by_logit(std::vector<Candidate>& candidates) {
   constexpr unsigned kBits = 8, kDigits = 1U << kBits;
   std::vector<Candidate> sorted(candidates.size());
   for (unsigned shift = 0; shift < 32; shift += kBits) {
@@ -61,7 +61,7 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
   // Together the candidates below this weight have at most half of what is not kept, so that none of them is kept.
   const double least = 0.5 * (1.0 - p) * total / static_cast<double>(candidates.size());
   std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.weight < least; });
-  sort(candidates);
+  sort_by_logit(candidates);
   double sum = 0.0;
   std::size_t kept = 0;
   do {

@@ -1,24 +1,17 @@
-// The operators as LibTorch functions: values against tensor operations, gradients against finite differences.
+// The layers' operators as LibTorch functions: values and gradients against tensor operations and float64 references.
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
 #include <torch/cuda.h>
 #include <torch/types.h>
 
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
-#include <atomic>
-#include <barrier>
 #include <cmath>
 #include <functional>
-#include <memory>
-#include <thread>
 #include <vector>
 
 #include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
-#include "efla/autograd/delta_rule.h"
-#include "efla/autograd/graph_replay.h"
 #include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/decay_gate.h"
 #include "efla/autograd/layers/linear.h"
@@ -28,7 +21,6 @@
 #include "efla/autograd/layers/swiglu.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
-#include "efla/ops/delta.h"
 #include "efla/ops/layers/add_rms_norm.h"
 #include "efla/ops/layers/decay_gate.h"
 #include "efla/ops/layers/glu.h"
@@ -41,266 +33,6 @@ namespace {
 using test::max_difference;
 using test::random_tensor;
 using torch::Tensor;
-
-DeltaRule exact_rule() {
-  DeltaRule rule;
-  rule.step = parse_step_size("exact");
-  return rule;
-}
-
-// The recurrence in tensor operations, differentiable by LibTorch itself.
-DeltaRuleOutput eager(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, Tensor state) {
-  const std::int64_t tokens = q.size(1);
-  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
-  std::vector<Tensor> outputs;
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const auto kt = k.select(1, t).unsqueeze(-1), vt = v.select(1, t).unsqueeze(-1),
-               bt = beta.select(1, t);  // [B,H,K,1]
-    const auto lambda = kt.square().sum({-2, -1});
-    const auto gain = (-torch::expm1(-bt * lambda) / lambda).unsqueeze(-1).unsqueeze(-1);
-    state = state + kt.matmul((gain * (vt - state.transpose(-1, -2).matmul(kt))).transpose(-1, -2));
-    outputs.push_back(scale * state.transpose(-1, -2).matmul(q.select(1, t).unsqueeze(-1)).squeeze(-1));
-  }
-  return {torch::stack(outputs, 1), state};
-}
-
-struct Case {
-  Tensor q, k, v, beta, state;
-
-  std::vector<Tensor> all() const { return {q, k, v, beta, state}; }
-};
-
-Case make_case(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t key_dim,
-               std::int64_t value_dim, at::ScalarType dtype) {
-  Case c{random_tensor({batch, tokens, heads, key_dim}, 1), random_tensor({batch, tokens, heads, key_dim}, 2),
-         random_tensor({batch, tokens, heads, value_dim}, 3), torch::sigmoid(random_tensor({batch, tokens, heads}, 4)),
-         random_tensor({batch, heads, key_dim, value_dim}, 5)};
-  for (Tensor* tensor : {&c.q, &c.k, &c.v, &c.beta, &c.state}) *tensor = tensor->to(dtype).requires_grad_(true);
-  return c;
-}
-
-TEST(DeltaRuleFunction, MatchesTheRecurrenceInTensorOperations) {
-  for (const char* implementation : {"auto", "chunk", "recurrent", "ref"}) {
-    SCOPED_TRACE(implementation);
-    const bool ref = std::string(implementation) == "ref";
-    const Case c = make_case(2, 40, 3, 8, 16, ref ? torch::kDouble : torch::kFloat);
-    const auto out = delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule(), implementation);
-    const Case d = make_case(2, 40, 3, 8, 16, torch::kDouble);
-    const auto expected = eager(d.q, d.k, d.v, d.beta, d.state);
-    const double tolerance = ref ? 1e-12 : 1e-5;
-    EXPECT_LE(max_difference(out.o, expected.o), tolerance);
-    EXPECT_LE(max_difference(out.final_state, expected.final_state), tolerance);
-
-    const auto weight = random_tensor({2, 40, 3, 16}, 6), state_weight = random_tensor({2, 3, 8, 16}, 7);
-    const auto loss = [&](const DeltaRuleOutput& o) {
-      return (o.o * weight.to(o.o.scalar_type())).sum() + (o.final_state * state_weight.to(o.o.scalar_type())).sum();
-    };
-    const auto gradients = torch::autograd::grad({loss(out)}, c.all());
-    const auto expected_gradients = torch::autograd::grad({loss(expected)}, d.all());
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      EXPECT_LE(max_difference(gradients[i], expected_gradients[i]), 10 * tolerance) << "input " << i;
-    }
-  }
-}
-
-TEST(DeltaRuleFunction, TakesStridedTensorsAndPackedOnesToTheSameBits) {
-  const std::int64_t heads = 2, dim = 16;
-  const auto qkv = random_tensor({3, 50, 3 * heads * dim}, 1).to(torch::kFloat).requires_grad_(true);
-  const auto beta = torch::sigmoid(random_tensor({3, 50, heads}, 2)).to(torch::kFloat).requires_grad_(true);
-  const auto part = [&](std::int64_t i) {
-    return qkv.narrow(2, i * heads * dim, heads * dim).view({3, 50, heads, dim});
-  };
-  const auto packed = delta_rule_packed(qkv, beta, {}, heads, dim, exact_rule());
-  const auto strided = delta_rule({part(0), part(1), part(2), beta}, exact_rule()).o;
-  const auto contiguous =
-      delta_rule({part(0).contiguous(), part(1).contiguous(), part(2).contiguous(), beta}, exact_rule()).o;
-  EXPECT_TRUE(torch::equal(packed, strided));
-  EXPECT_TRUE(torch::equal(packed, contiguous));
-  const auto gradient = [&](const Tensor& o) { return torch::autograd::grad({o.square().sum()}, {qkv, beta}); };
-  const auto from_packed = gradient(packed), from_strided = gradient(strided);
-  EXPECT_TRUE(torch::equal(from_packed[0], from_strided[0]));
-  EXPECT_TRUE(torch::equal(from_packed[1], from_strided[1]));
-}
-
-// Gradients of a decayed, grouped and packed problem: float32 against the float64 reference, and one sequence of it
-// alone.
-TEST(DeltaRuleFunction, TakesDecaysGroupedHeadsAndPackedSequences) {
-  const auto ends = torch::tensor({0, 7, 7, 45}, torch::kLong);
-  for (const bool channel : {false, true}) {
-    const auto inputs = [&](at::ScalarType dtype) {
-      std::vector<std::int64_t> g_sizes{1, 45, 4};
-      if (channel) g_sizes.push_back(8);
-      std::vector<Tensor> all{random_tensor({1, 45, 2, 8}, 1),  random_tensor({1, 45, 2, 8}, 2),
-                              random_tensor({1, 45, 4, 16}, 3), torch::sigmoid(random_tensor({1, 45, 4}, 4)),
-                              random_tensor({3, 4, 8, 16}, 5),  -torch::softplus(random_tensor(g_sizes, 6))};
-      for (auto& tensor : all) tensor = tensor.to(dtype).requires_grad_(true);
-      return all;
-    };
-    const auto run = [&](const std::vector<Tensor>& in, const std::string& implementation) {
-      const auto out = delta_rule({in[0], in[1], in[2], in[3], in[4], in[5], ends}, exact_rule(), implementation);
-      auto gradients = torch::autograd::grad({out.o.square().sum() + out.final_state.sum()}, in);
-      gradients.push_back(out.o);
-      gradients.push_back(out.final_state);
-      return gradients;
-    };
-    const auto expected = run(inputs(torch::kDouble), "ref");
-    for (const char* implementation : {"chunk", "recurrent"}) {
-      const auto got = run(inputs(torch::kFloat), implementation);
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        const double size = expected[i].abs().max().item<double>();
-        EXPECT_LE(max_difference(got[i], expected[i]), 1e-5 * std::max(1.0, size)) << implementation << ' ' << i;
-      }
-    }
-    const torch::NoGradGuard no_grad;
-    const auto in = inputs(torch::kFloat);
-    const auto part = [&](const Tensor& t) { return t.narrow(1, 7, 38); };
-    const auto alone = delta_rule(
-        {part(in[0]), part(in[1]), part(in[2]), part(in[3]), in[4].narrow(0, 2, 1), part(in[5])}, exact_rule());
-    const auto packed = delta_rule({in[0], in[1], in[2], in[3], in[4], in[5], ends}, exact_rule());
-    EXPECT_TRUE(torch::equal(alone.o, part(packed.o)));
-    EXPECT_TRUE(torch::equal(alone.final_state, packed.final_state.narrow(0, 2, 1)));
-    EXPECT_TRUE(torch::equal(packed.final_state[1], in[4][1])) << "an empty sequence keeps its state";
-  }
-}
-
-TEST(DeltaRuleFunction, GivesShapesOfMetaTensors) {
-  const Case c = make_case(2, 70, 3, 8, 16, torch::kFloat);
-  const auto meta = [](const Tensor& t) { return t.detach().to(torch::kMeta).requires_grad_(true); };
-  const Case m{meta(c.q), meta(c.k), meta(c.v), meta(c.beta), meta(c.state)};
-  const auto out = delta_rule({m.q, m.k, m.v, m.beta, m.state}, exact_rule());
-  EXPECT_EQ(out.o.sizes(), c.v.sizes());
-  EXPECT_EQ(out.final_state.sizes(), c.state.sizes());
-  const auto gradients = torch::autograd::grad({out.o.sum()}, m.all());
-  for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_EQ(gradients[i].sizes(), c.all()[i].sizes());
-}
-
-TEST(DeltaRuleFunction, NamesTheStepWhoseMetaTensorsDoNotFit) {
-  const torch::NoGradGuard no_grad;
-  const Case c = make_case(2, 3, 1, 4, 4, torch::kFloat);
-  const auto meta = [](const Tensor& t) { return t.to(torch::kMeta); };
-  const auto few = meta(c.state.narrow(0, 0, 1));
-  const auto call = [](const char* name, torch::jit::Stack stack) {
-    c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&stack);
-  };
-  const auto token = [&](const Tensor& t) { return meta(t.select(1, 0)); };
-  test::expect_error(
-      [&] {
-        call("efla::delta_rule_step", {token(c.q), token(c.k), token(c.v), token(c.beta), c10::IValue(), few,
-                                       c10::IValue(), "exact", 1.0, 1.0, false, "auto"});
-      },
-      "state", "delta_rule_step: ");
-  test::expect_error(
-      [&] {
-        call("efla::delta_rule_steps", {meta(c.q), meta(c.k), meta(c.v), meta(c.beta), c10::IValue(), few,
-                                        c10::IValue(), c10::IValue(), c10::IValue(), "exact", 1.0, 1.0, false, "auto"});
-      },
-      "states", "delta_rule_steps: ");
-}
-
-TEST(DeltaRuleFunction, RefusesCuSeqlensWithoutAxes) {
-  const Case c = make_case(1, 20, 1, 4, 4, torch::kFloat);
-  for (const auto device : {torch::kCPU, torch::kMeta}) {
-    const auto on = [&](const Tensor& t) { return t.detach().to(device).requires_grad_(true); };
-    const auto cu_seqlens = torch::tensor(20, torch::kLong).to(device);
-    test::expect_error(
-        [&] {
-          delta_rule({on(c.q), on(c.k), on(c.v), on(c.beta), {}, {}, cu_seqlens}, exact_rule());
-        },
-        "cu_seqlens", "[N + 1]");
-  }
-}
-
-// A state in bfloat16 is rounded at every token and nowhere else.
-TEST(DeltaRuleFunction, StepsOnAStateInBfloat16) {
-  const torch::NoGradGuard no_grad;
-  const Case c = make_case(2, 20, 3, 16, 32, torch::kFloat);
-  Tensor narrow = c.state.to(torch::kBFloat16), wide = narrow.to(torch::kFloat);
-  const auto g = -torch::softplus(random_tensor({2, 3, 16}, 8)).to(torch::kFloat);
-  for (std::int64_t t = 0; t < 20; ++t) {
-    const auto step = [&](Tensor& state) {
-      return delta_rule_step(c.q.select(1, t), c.k.select(1, t), c.v.select(1, t), c.beta.select(1, t), g, state,
-                             exact_rule());
-    };
-    const auto o = step(narrow);
-    EXPECT_TRUE(torch::equal(o, step(wide))) << t;
-    wide = wide.to(torch::kBFloat16).to(torch::kFloat);
-    EXPECT_TRUE(torch::equal(narrow.to(torch::kFloat), wide)) << t;
-  }
-}
-
-TEST(DeltaRuleFunction, StepByStepIsTheWhole) {
-  const torch::NoGradGuard no_grad;
-  const Case c = make_case(2, 20, 3, 16, 32, torch::kFloat);
-  const auto whole = delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule());
-  Tensor state = c.state.clone();
-  for (std::int64_t t = 0; t < 20; ++t) {
-    const auto o = delta_rule_step(c.q.select(1, t), c.k.select(1, t), c.v.select(1, t), c.beta.select(1, t), {}, state,
-                                   exact_rule());
-    EXPECT_LE(max_difference(o, whole.o.select(1, t)), 1e-5) << t;
-  }
-  EXPECT_LE(max_difference(state, whole.final_state), 1e-5);
-}
-
-TEST(DeltaRuleFunction, IsAnOpOfTheDispatcher) {
-  const torch::NoGradGuard no_grad;
-  const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule", "");
-  torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state, c10::IValue(),
-                          c10::IValue(), "exact", 1.0, 1.0,    false,         "auto"};
-  op.callBoxed(&stack);
-  ASSERT_EQ(stack.size(), 2U);
-  EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule()).o));
-}
-
-TEST(DeltaRuleFunction, ReturnsTheStatesBeforeEveryInterval) {
-  const torch::NoGradGuard no_grad;
-  const Case c = make_case(1, 40, 2, 4, 4, torch::kFloat);
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_with_states", "");
-  const auto call = [&](std::int64_t interval, const char* implementation) {
-    torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state,        c10::IValue(),
-                            c10::IValue(), "exact", 1.0, 1.0,    false,         implementation, interval};
-    op.callBoxed(&stack);
-    return stack[2].toTensor();
-  };
-  const auto head = [&](const Tensor& t) { return t.narrow(1, 0, 32); };
-  const auto first = delta_rule({head(c.q), head(c.k), head(c.v), head(c.beta), c.state}, exact_rule());
-  const auto states = call(32, "auto");
-  ASSERT_EQ(states.sizes(), at::IntArrayRef({1, 2, 2, 4, 4}));
-  EXPECT_TRUE(torch::equal(states.select(1, 0), c.state));
-  EXPECT_LE(max_difference(states.select(1, 1), first.final_state), 1e-6);
-  const auto fine = call(8, "ref");
-  ASSERT_EQ(fine.sizes(), at::IntArrayRef({1, 5, 2, 4, 4}));
-  EXPECT_LE(max_difference(fine.select(1, 4), first.final_state), 1e-5);
-  EXPECT_THROW(call(8, "recurrent"), Error) << "the SIMD kernels save a state per 32 tokens";
-  EXPECT_THROW(call(0, "auto"), Error);
-}
-
-TEST(DeltaRuleFunction, NamesTheTensorThatIsWrong) {
-  const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
-  const auto message = [&](const std::function<void()>& action) -> std::string {
-    try {
-      action();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "nothing thrown";
-  };
-  EXPECT_NE(message([&] {
-              delta_rule({c.q, c.k.select(1, 0), c.v, c.beta}, exact_rule());
-            }).find("k: "),
-            std::string::npos);
-  EXPECT_NE(message([&] {
-              delta_rule({c.q, c.k, c.v.to(torch::kDouble), c.beta}, exact_rule());
-            }).find("v: got dtype Double"),
-            std::string::npos)
-      << message([&] {
-           delta_rule({c.q, c.k, c.v.to(torch::kDouble), c.beta}, exact_rule());
-         });
-  EXPECT_NE(message([&] {
-              delta_rule({c.q, c.k, c.v, c.beta.narrow(1, 0, 9)}, exact_rule());
-            }).find("beta"),
-            std::string::npos);
-}
 
 TEST(ShortConv, MatchesConv1d) {
   for (const std::int64_t taps : {1, 4, 7}) {
@@ -467,72 +199,6 @@ TEST(OnAGpu, MlpsEmbeddingsAndBiasesHaveTheGradientsOfLibTorch) {
         {random_tensor({9, 16}, 1)}, [&](const Tensors& x) { return autograd::embedding(x[0], ids.to(at::kCUDA)); },
         [&](const Tensors& x) { return torch::embedding(x[0], ids); }, 1e-5);
   });
-}
-
-// The first call with a shape computes at once, the second captures, and the third replays.
-TEST(OnAGpu, ReplayedGraphsComputeWhatTheFunctionComputes) {
-  if (!torch::cuda::is_available() || !has_gpu_kernels())
-    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
-  Tensor sum = torch::zeros({}, at::kCUDA);
-  const auto add_squares = [&](const std::vector<Tensor>& inputs) {
-    const Tensor squares = inputs[0] * inputs[0];
-    sum.add_(squares.sum());
-    return std::vector<Tensor>{squares};
-  };
-  GraphReplay replay;
-  double expected = 0.0;
-  for (int round = 0; round < 3; ++round) {
-    for (const std::int64_t count : {5, 1 << 20, 7}) {
-      const Tensor x = torch::full({count}, 1.0 + round, at::kCUDA);
-      const double square = (1.0 + round) * (1.0 + round);
-      EXPECT_EQ(replay.call(add_squares, {x}, {sum}).front().eq(square).sum().item<std::int64_t>(), count) << round;
-      expected += square * static_cast<double>(count);
-      EXPECT_DOUBLE_EQ(sum.item<double>(), expected) << round;
-    }
-  }
-}
-
-TEST(OnAGpu, AGraphIsCapturedAgainForOtherTensorsHeld) {
-  if (!torch::cuda::is_available() || !has_gpu_kernels())
-    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
-  GraphReplay replay;
-  for (int i = 0; i < 2; ++i) {
-    Tensor sum = torch::zeros({3}, at::kCUDA);
-    const auto add = [&](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{sum.add_(inputs[0])}; };
-    for (int call = 1; call <= 3; ++call) {
-      replay.call(add, {torch::ones({3}, at::kCUDA)}, {sum});
-      EXPECT_EQ(sum.sum().item<double>(), 3.0 * call) << i;
-    }
-  }
-}
-
-// Threads end their graphs at the same time, as the runs of a study may.
-TEST(OnAGpu, GraphsOfSeveralThreadsComeAndGo) {
-  if (!torch::cuda::is_available() || !has_gpu_kernels())
-    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
-  constexpr int kThreads = 16, kRounds = 20, kShapes = 32;
-  std::barrier all_captured(kThreads);
-  std::atomic<int> right = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&] {
-      const OwnStream stream({Device::Kind::cuda, 0});
-      const auto twice = [](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{2 * inputs[0]}; };
-      for (int round = 0; round < kRounds; ++round) {
-        auto replay = std::make_unique<GraphReplay>();
-        for (int call = 0; call < 2; ++call) {
-          for (int count = 1; count <= kShapes; ++count) {
-            const Tensor x = torch::full({count}, call + 1.0, at::kCUDA);
-            right += replay->call(twice, {x}, {}).front().equal(2 * x) ? 1 : 0;
-          }
-        }
-        all_captured.arrive_and_wait();
-        replay.reset();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(right, kThreads * kRounds * kShapes * 2);
 }
 
 // In float64 by LibTorch's operators, also where exponentials of z overflow.
