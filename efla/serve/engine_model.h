@@ -52,9 +52,12 @@ class EngineModel {
   // ids in its list. The caller may change the logits, which are valid until the next call.
   virtual View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) = 0;
   // Draws a token after each of some ids of the last advance, as sample_rows does from the first `drawable` logits;
-  // `rows` is as in logits. Only where on_gpu().
+  // `rows` is as in logits. Only where on_gpu(). With `ahead` all ids of the last advance were decoded, and `rows` has
+  // them all: then the GPU also begins to decode the drawn tokens, before the function waits for them. The next advance
+  // that decodes must decode these tokens, of some of the texts and of no other text, unless none of them goes on. The
+  // state of these texts must not be read before.
   virtual std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const generate::Draw> draws,
-                                    const generate::SamplingOptions& options, std::int64_t drawable) = 0;
+                                    const generate::SamplingOptions& options, std::int64_t drawable, bool ahead) = 0;
   // Advances the text of draft number `draft` of the last advance by the draft's first `tokens` tokens.
   virtual void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) = 0;
 };

@@ -44,7 +44,8 @@ class CpuEngineModel final : public EngineModel {
     return logits;
   }
   std::vector<DrawnId> draw(std::span<const std::int64_t> /*rows*/, std::span<const generate::Draw> /*draws*/,
-                            const generate::SamplingOptions& /*options*/, std::int64_t /*drawable*/) override {
+                            const generate::SamplingOptions& /*options*/, std::int64_t /*drawable*/,
+                            bool /*ahead*/) override {
     throw Error("engine", "draw", "one on a CPU", "one on a GPU");
   }
   void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) override {

@@ -83,6 +83,7 @@ class GpuEngineModel final : public EngineModel {
     if (!decoded.empty()) hidden.push_back(decode(ids.first(decoded.size()), decoded));
     if (!prompts.empty()) hidden.push_back(read(ids.subspan(decoded.size()), prompts));
     hidden_ = torch::cat(hidden);
+    decoded_.assign(decoded.begin(), decoded.end());
     // The engine measures how long prompts take.
     if (!prompts.empty()) hidden_.select(0, -1).to(torch::kCPU);
   }
@@ -98,10 +99,16 @@ class GpuEngineModel final : public EngineModel {
   }
 
   std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const generate::Draw> draws,
-                            const generate::SamplingOptions& options, std::int64_t drawable) override {
+                            const generate::SamplingOptions& options, std::int64_t drawable, bool ahead) override {
     const torch::NoGradGuard no_grad;
     const auto all = decoder_.logits(hidden_.index_select(0, on_device({rows.begin(), rows.end()})));
-    autograd::HostCopy copy(generate::sample_rows(all.narrow(1, 0, drawable), draws, options));
+    const auto sampled = generate::sample_rows(all.narrow(1, 0, drawable), draws, options);
+    autograd::HostCopy copy(sampled);
+    if (ahead) {
+      std::vector<nn::TextRun> runs;
+      for (const auto row : rows) runs.push_back(decoded_[static_cast<std::size_t>(row)]);
+      ahead_ = step(sampled.select(1, 0).to(torch::kLong), runs);
+    }
     const auto values = copy.get().accessor<double, 2>();
     std::vector<DrawnId> drawn;
     for (std::int64_t i = 0; i < values.size(0); ++i) {
@@ -194,13 +201,14 @@ class GpuEngineModel final : public EngineModel {
     return torch::tensor(numbers, torch::kLong).to(device(), torch::kLong, /*non_blocking=*/true);
   }
 
-  // Decodes a token of each run. Returns the inputs of the head [runs, D] in the order of the runs.
-  Tensor decode(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) {
+  // Decodes a token of each run, ids [runs] on the device. Returns the inputs of the head [·, D] in the order of the
+  // rows of states. The next call overwrites them.
+  Tensor step(const Tensor& ids, std::span<const nn::TextRun> runs) {
     const std::int64_t count = take_rows(runs);
-    std::vector<std::int64_t> rows, of_rows(static_cast<std::size_t>(count));
+    std::vector<std::int64_t> run_of(static_cast<std::size_t>(count));  // a row without a text takes any id
     for (std::size_t i = 0; i < runs.size(); ++i) {
-      rows.push_back(row_of_[static_cast<std::size_t>(runs[i].slot)]);
-      of_rows[static_cast<std::size_t>(rows.back())] = ids[i];
+      const auto row = row_of_[static_cast<std::size_t>(runs[i].slot)];
+      run_of[static_cast<std::size_t>(row)] = static_cast<std::int64_t>(i);
     }
     auto& state = first_rows_[count];
     if (state.batch == 0) {
@@ -208,7 +216,21 @@ class GpuEngineModel final : public EngineModel {
       for (const auto& tensor : tensors_of(rows_)) first.push_back(tensor.narrow(0, 0, count));
       state = state_of(first, count);
     }
-    return decoder_.advance_step(on_device(of_rows), state).index_select(0, on_device(rows));
+    return decoder_.advance_step(ids.index_select(0, on_device(run_of)), state);
+  }
+
+  // Decodes a token of each run, unless draw has begun to. Returns the inputs of the head [runs, D] in the order of the
+  // runs.
+  Tensor decode(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) {
+    const auto row_of = [&](const nn::TextRun& run) { return row_of_[static_cast<std::size_t>(run.slot)]; };
+    auto outputs = std::exchange(ahead_, {});
+    // A text that has begun since has no row.
+    const bool begun =
+        outputs.defined() && std::ranges::all_of(runs, [&](const auto& run) { return row_of(run) >= 0; });
+    if (!begun) outputs = step(on_device({ids.begin(), ids.end()}), runs);
+    std::vector<std::int64_t> rows;
+    for (const auto& run : runs) rows.push_back(row_of(run));
+    return outputs.index_select(0, on_device(rows));
   }
 
   // Reads the runs of prompts in one call. Returns the inputs of the head [tokens, D].
@@ -240,6 +262,8 @@ class GpuEngineModel final : public EngineModel {
   std::vector<std::int64_t> row_of_, slot_of_;                 // of a slot, and of a row; −1: none
   std::map<std::int64_t, nn::LanguageModelState> first_rows_;  // of rows_, by their number, with their CUDA graphs
   Tensor hidden_;                                              // [ids of the last advance, D]
+  std::vector<nn::TextRun> decoded_;                           // in the last advance
+  Tensor ahead_;                                               // outputs of the step that draw has begun, if any
   Tensor logits_;                                              // [·, vocab_size], in the process's memory
 };
 

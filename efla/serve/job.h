@@ -68,6 +68,7 @@ class Job {
   std::vector<std::string> beginnings;   // names of the prompt's beginnings (prefix_cache.h)
   std::vector<std::size_t> store_after;  // beginnings whose states go to the cache
   std::int64_t cached_tokens = 0;        // of the prompt, found in the cache
+  bool begun = false;                    // whether a GPU decodes the token that was drawn last
   std::optional<FinishReason> ended;
   std::string error;
 
@@ -97,6 +98,8 @@ class Job {
   // Returns what decides the next token besides its logits; nothing if the request needs the logits themselves: for
   // log-probabilities, a bias, or penalties for tokens of the reply.
   std::optional<generate::Draw> plain_draw() const;
+  // Returns whether the next token is the last one that the request allows.
+  bool draws_last() const { return std::ssize(reply_) + 1 >= request.max_tokens; }
   // Draws the next token, or scores a token of the prompt. Not for several threads at once.
   Outcome draw(std::span<float> logits, std::int64_t drawable);
   Outcome score(std::span<const float> logits, std::int64_t drawable, std::int32_t id) const;

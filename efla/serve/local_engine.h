@@ -82,7 +82,8 @@ class LocalEngine final : public Engine {
   void compute(const Step& step);
   void time_step(std::int64_t tokens, std::chrono::duration<double> time);
   void take_logits(std::span<const Row> rows);
-  void draw_on_gpu(std::span<const Row> rows);
+  bool may_begin_next(const Step& step) const;
+  void draw_on_gpu(std::span<const Row> rows, bool ahead);
   void take(Job& job, const Outcome& outcome);
   void cache_states(const Step& step);
   static void end_if_fed(Job& job);

@@ -115,11 +115,14 @@ void LocalEngine::distribute_prompts(Step& step) {
 }
 
 // Decodes a token of every reply and of every rewind that computes a reply again. Drafts only for few replies: then
-// most time of a step is reading the weights, once for all rows. A GPU takes no drafts.
+// most time of a step is reading the weights, once for all rows. A GPU takes no drafts. Where the GPU has begun to
+// decode texts, no other text is decoded with them.
 void LocalEngine::decode_replies(Step& step) {
   std::vector<std::pair<Job*, std::span<const std::int32_t>>> replies;
+  const bool begun = std::ranges::any_of(running_, [](const auto& job) { return job->begun; });
   for (const auto& job : running_) {
-    if (job->decodes() || job->replays()) replies.emplace_back(job.get(), std::span<const std::int32_t>());
+    const bool decodes = job->decodes() || job->replays();
+    if (decodes && (job->begun || !begun)) replies.emplace_back(job.get(), std::span<const std::int32_t>());
   }
   if (replies.empty()) return;
   const auto count = static_cast<std::int64_t>(replies.size());

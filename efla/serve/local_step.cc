@@ -67,13 +67,25 @@ void LocalEngine::compute(const Step& step) {
   for (std::size_t begin = 0; begin < with_logits; begin += kLogitRows) {
     take_logits(rows.subspan(begin, std::min<std::size_t>(kLogitRows, with_logits - begin)));
   }
-  draw_on_gpu(rows.subspan(with_logits));
+  const bool ahead = with_logits == 0 && may_begin_next(step);
+  draw_on_gpu(rows.subspan(with_logits), ahead);
+  for (Job* job : step.jobs) job->begun = ahead;
   end_drafts(step);
   for (Job* job : step.jobs) {
     if (job->ended) continue;
     job->flush_echo();
     end_if_fed(*job);
   }
+}
+
+// Returns whether the GPU may begin to decode the tokens of a step before the engine has them: each text draws a token,
+// no other text may decode in the next step, and a state is of no use once its text has ended.
+bool LocalEngine::may_begin_next(const Step& step) const {
+  const auto is_decoded = [](const nn::TextRun& run) { return run.decode; };
+  const auto is_dropped = [](const Job* job) { return job->request.save_as.empty(); };
+  return step.rows.size() == step.runs.size() && std::ranges::all_of(step.runs, is_decoded) &&
+         running_.size() == step.jobs.size() && std::ranges::all_of(step.jobs, is_dropped) &&
+         !std::ranges::all_of(step.jobs, &Job::draws_last);
 }
 
 void LocalEngine::keep_state(Job& job) {
@@ -138,8 +150,8 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
   }
 }
 
-// Draws the next tokens of rows that move_drawn_together has chosen.
-void LocalEngine::draw_on_gpu(std::span<const Row> rows) {
+// Draws the next tokens of rows that move_drawn_together has chosen. With `ahead` the GPU begins to decode them.
+void LocalEngine::draw_on_gpu(std::span<const Row> rows, bool ahead) {
   if (rows.empty()) return;
   std::vector<std::int64_t> numbers;
   std::vector<generate::Draw> draws;
@@ -147,7 +159,7 @@ void LocalEngine::draw_on_gpu(std::span<const Row> rows) {
     numbers.push_back(row.row);
     draws.push_back(*row.job->plain_draw());
   }
-  const auto drawn = model_->draw(numbers, draws, rows.front().job->request.sampling, drawable_);
+  const auto drawn = model_->draw(numbers, draws, rows.front().job->request.sampling, drawable_, ahead);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].job->ended) continue;
     Outcome outcome{{drawn[i].id, NAN}, {}, {}};

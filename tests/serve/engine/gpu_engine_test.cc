@@ -128,6 +128,44 @@ TEST_P(GpuEngine, DrawsAsTheEngineOnTheCpuWithAnyOptions) {
   EXPECT_EQ(replies(*on_gpu, requests), replies(*on_cpu, requests));
 }
 
+// While one text is decoded, others begin, end and are cancelled.
+TEST_P(GpuEngine, BeginsToDecodeTokensBeforeItHasThem) {
+  const auto on_cpu = tiny_engine(), on_gpu = gpu_engine(options);
+  const auto drawn = [](const std::string& prompt, std::int64_t max_tokens, std::uint64_t seed) {
+    auto request = request_of(prompt, max_tokens);
+    request.sampling.logit_bias.clear();  // which the GPU does not take
+    request.sampling.seed = seed;
+    return request;
+  };
+  auto session = drawn("abc", 4, 1);
+  session.save_as = "text";
+  EXPECT_EQ(reply(*on_gpu, session).ids, reply(*on_cpu, session).ids);
+  auto at_once = drawn("", 7, 2);  // without a prompt to be prefilled
+  at_once.session = "text";
+  const std::vector<Request> others = {at_once, drawn("d", 1, 3), drawn("ef", 9, 4), at_once, drawn("g", 12, 5)};
+  const auto endless = drawn("h", 1000, 6);
+
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  const auto cancelled = std::make_shared<Recorder>();
+  RequestId to_cancel = 0;
+  const auto longest = std::make_shared<Recorder>([&](std::size_t tokens) {
+    if (tokens == 20) to_cancel = on_gpu->submit(endless, cancelled);
+    if (tokens == 28) on_gpu->cancel(to_cancel);
+    if (tokens % 5 != 4 || recorders.size() == others.size()) return;
+    recorders.push_back(std::make_shared<Recorder>());
+    on_gpu->submit(others[recorders.size() - 1], recorders.back());
+  });
+  const auto longest_request = drawn("The state", 45, 7);
+  on_gpu->submit(longest_request, longest);
+  EXPECT_EQ(longest->record(), reply(*on_cpu, longest_request));
+  ASSERT_EQ(recorders.size(), others.size());
+  for (std::size_t i = 0; i < others.size(); ++i) EXPECT_EQ(recorders[i]->record(), reply(*on_cpu, others[i])) << i;
+  auto begun = endless;
+  begun.max_tokens = std::ssize(cancelled->record().ids);
+  EXPECT_GT(begun.max_tokens, 4);
+  EXPECT_EQ(cancelled->record().ids, reply(*on_cpu, begun).ids);
+}
+
 TEST_P(GpuEngine, TakesTheStateMemoryTwice) {
   const auto bytes = tiny_engine()->info().session_bytes;
   options.state_memory = 7 * bytes;
