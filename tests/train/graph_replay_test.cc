@@ -55,33 +55,35 @@ TEST(OnAGpu, AGraphIsCapturedAgainForOtherTensorsHeld) {
   }
 }
 
-// Threads end their graphs at the same time, as the runs of a study may.
+// Threads end their graphs at the same time, while others replay theirs, as the runs of a study may.
 TEST(OnAGpu, GraphsOfSeveralThreadsComeAndGo) {
   if (!torch::cuda::is_available() || !has_gpu_kernels())
     GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
-  constexpr int kThreads = 16, kRounds = 20, kShapes = 32;
+  constexpr int kThreads = 16, kRounds = 20, kShapes = 32, kMoreCalls = 6;
   std::barrier all_captured(kThreads);
   std::atomic<int> right = 0;
   std::vector<std::thread> threads;
   for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&] {
+    threads.emplace_back([&, replays_on = i % 2 == 0] {
       const OwnStream stream({Device::Kind::cuda, 0});
       const auto twice = [](const std::vector<Tensor>& inputs) { return std::vector<Tensor>{2 * inputs[0]}; };
       for (int round = 0; round < kRounds; ++round) {
         auto replay = std::make_unique<GraphReplay>();
-        for (int call = 0; call < 2; ++call) {
+        const auto call_all_shapes = [&](int call) {
           for (int count = 1; count <= kShapes; ++count) {
             const Tensor x = torch::full({count}, call + 1.0, at::kCUDA);
             right += replay->call(twice, {x}, {}).front().equal(2 * x) ? 1 : 0;
           }
-        }
+        };
+        for (int call = 0; call < 2; ++call) call_all_shapes(call);
         all_captured.arrive_and_wait();
+        for (int call = 0; replays_on && call < kMoreCalls; ++call) call_all_shapes(call);
         replay.reset();
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(right, kThreads * kRounds * kShapes * 2);
+  EXPECT_EQ(right, kRounds * kShapes * (kThreads * 2 + kThreads / 2 * kMoreCalls));
 }
 
 }  // namespace
