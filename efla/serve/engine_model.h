@@ -43,6 +43,8 @@ class EngineModel {
   virtual void clear(std::int64_t slot) = 0;
   virtual void set(std::int64_t slot, const std::function<void(std::span<float> state)>& write) = 0;
   virtual void copy(std::int64_t from, std::int64_t to) = 0;
+  // Says that the state in a slot is not needed any more.
+  virtual void drop(std::int64_t slot) = 0;
   // Returns the state in a slot.
   virtual std::vector<float> state(std::int64_t slot) = 0;
 

@@ -25,6 +25,7 @@ class CpuEngineModel final : public EngineModel {
   void copy(std::int64_t from, std::int64_t to) override {
     std::ranges::copy(states_->slot(from), states_->slot(to).begin());
   }
+  void drop(std::int64_t /*slot*/) override {}
   std::vector<float> state(std::int64_t slot) override {
     const auto numbers = states_->slot(slot);
     return {numbers.begin(), numbers.end()};

@@ -1,4 +1,5 @@
 #include <torch/types.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <map>
@@ -14,6 +15,31 @@ namespace efla::serve {
 namespace {
 
 using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+
+// Copies of tensors to others of the same shapes, none of which is copied too. A GPU makes all of them in few kernels.
+class Copies {
+ public:
+  void add(const Tensor& from, const Tensor& to) {
+    from_.push_back(from);
+    to_.push_back(to);
+  }
+  void add(const Tensors& from, const Tensors& to) {
+    from_.insert(from_.end(), from.begin(), from.end());
+    to_.insert(to_.end(), to.begin(), to.end());
+  }
+  void make() const {
+    if (to_.empty()) return;
+#if TORCH_VERSION_MAJOR >= 2
+    at::_foreach_copy_(to_, from_);
+#else
+    for (std::size_t i = 0; i < to_.size(); ++i) to_[i].copy_(from_[i]);
+#endif
+  }
+
+ private:
+  Tensors from_, to_;
+};
 
 // A decode step computes the first rows of one tensor per layer, as many as the next power of two, because each number
 // of rows has a CUDA graph of its own. So a text's state moves from its slot to one of these rows when the text is
@@ -45,25 +71,34 @@ class GpuEngineModel final : public EngineModel {
   }
 
   void clear(std::int64_t slot) override {
-    forget(slot);
-    for (const auto& tensor : slots_) tensor[slot].zero_();
+    drop(slot);
+    at::_foreach_zero_(slot_tensors(slot));
   }
 
   void set(std::int64_t slot, const std::function<void(std::span<float> state)>& write) override {
     const auto staged = torch::empty({static_cast<std::int64_t>(floats_)});
     write({staged.data_ptr<float>(), floats_});
     const auto state = staged.to(device());
-    forget(slot);
+    drop(slot);
+    Copies copies;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-      const auto part = state.narrow(0, static_cast<std::int64_t>(parts_[i].offset), slots_[i][slot].numel());
-      slots_[i][slot].copy_(part.view(slots_[i][slot].sizes()));
+      const Tensor to = slots_[i][slot];
+      copies.add(state.narrow(0, static_cast<std::int64_t>(parts_[i].offset), to.numel()).view(to.sizes()), to);
     }
+    copies.make();
   }
 
   void copy(std::int64_t from, std::int64_t to) override {
-    forget(to);
-    const auto state = current(from);
-    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i][to].copy_(state[i]);
+    drop(to);
+    Copies copies;
+    copies.add(current(from), slot_tensors(to));
+    copies.make();
+  }
+
+  void drop(std::int64_t slot) override {
+    auto& row = row_of_[static_cast<std::size_t>(slot)];
+    if (row >= 0) slot_of_[static_cast<std::size_t>(row)] = -1;
+    row = -1;
   }
 
   std::vector<float> state(std::int64_t slot) override {
@@ -122,10 +157,9 @@ class GpuEngineModel final : public EngineModel {
   }
 
  private:
-  using Tensors = std::vector<Tensor>;  // in the order of parts_
-
   torch::Device device() const { return model_->head().device(); }
 
+  // Returns tensors in the order of parts_, as all functions do that return Tensors.
   static Tensors tensors_of(const nn::LanguageModelState& state) {
     Tensors all;
     for (const auto& layer : state.layers) {
@@ -148,31 +182,30 @@ class GpuEngineModel final : public EngineModel {
     return state;
   }
 
-  // Returns the tensors of a text's state where they are.
-  Tensors current(std::int64_t slot) const {
-    const auto row = row_of_[static_cast<std::size_t>(slot)];
-    const auto all = row < 0 ? slots_ : tensors_of(rows_);
+  static Tensors elements(const Tensors& tensors, std::int64_t index) {
     Tensors state;
-    for (const auto& tensor : all) state.push_back(tensor[row < 0 ? slot : row]);
+    for (const auto& tensor : tensors) state.push_back(tensor[index]);
     return state;
   }
 
-  // Gives up the row of a text whose state is not needed any more.
-  void forget(std::int64_t slot) {
-    auto& row = row_of_[static_cast<std::size_t>(slot)];
-    if (row >= 0) slot_of_[static_cast<std::size_t>(row)] = -1;
-    row = -1;
+  Tensors slot_tensors(std::int64_t slot) const { return elements(slots_, slot); }
+
+  // Returns the tensors of a text's state where they are.
+  Tensors current(std::int64_t slot) const {
+    const auto row = row_of_[static_cast<std::size_t>(slot)];
+    return row < 0 ? slot_tensors(slot) : elements(tensors_of(rows_), row);
   }
 
   // Copies the states of texts that are not among these runs from their rows to their slots.
   void leave_rows_of_others(std::span<const nn::TextRun> runs) {
+    Copies copies;
     for (const auto slot : std::vector(slot_of_)) {
       const auto is_own = [&](const nn::TextRun& run) { return run.slot == slot; };
       if (slot < 0 || std::ranges::any_of(runs, is_own)) continue;
-      const auto state = current(slot);
-      for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i][slot].copy_(state[i]);
-      forget(slot);
+      copies.add(current(slot), slot_tensors(slot));
+      drop(slot);
     }
+    copies.make();
   }
 
   // Moves the states of these runs to the first rows, as many as the smallest graph for them has. Returns this number.
@@ -182,16 +215,17 @@ class GpuEngineModel final : public EngineModel {
     const auto all = tensors_of(rows_);
     slot_of_.resize(std::max(slot_of_.size(), static_cast<std::size_t>(count)), -1);
     std::int64_t free = 0;
+    Copies copies;
     for (const auto& run : runs) {
       auto& row = row_of_[static_cast<std::size_t>(run.slot)];
       if (row >= 0 && row < count) continue;
       while (slot_of_[static_cast<std::size_t>(free)] >= 0) ++free;
-      const auto state = current(run.slot);
-      for (std::size_t i = 0; i < all.size(); ++i) all[i][free].copy_(state[i]);
-      forget(run.slot);
+      copies.add(current(run.slot), elements(all, free));
+      drop(run.slot);
       row = free;
       slot_of_[static_cast<std::size_t>(free)] = run.slot;
     }
+    copies.make();
     slot_of_.resize(static_cast<std::size_t>(count));
     return count;
   }
@@ -235,21 +269,27 @@ class GpuEngineModel final : public EngineModel {
 
   // Reads the runs of prompts in one call. Returns the inputs of the head [tokens, D].
   Tensor read(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) {
-    std::vector<std::int64_t> ends{0}, slots;
-    for (const auto& run : runs) {
-      slots.push_back(run.slot);
-      ends.push_back(ends.back() + run.tokens);
-    }
-    const auto index = on_device(slots);
+    std::vector<std::int64_t> ends{0};
     Tensors before;
-    for (const auto& tensor : slots_) before.push_back(tensor.index_select(0, index));
+    for (const auto& tensor : slots_) {
+      auto shape = tensor.sizes().vec();
+      shape[0] = std::ssize(runs);
+      before.push_back(torch::empty(shape, tensor.options()));
+    }
+    Copies from_slots, to_slots;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      ends.push_back(ends.back() + runs[i].tokens);
+      from_slots.add(slot_tensors(runs[i].slot), elements(before, static_cast<std::int64_t>(i)));
+    }
+    from_slots.make();
     auto state = state_of(before, std::ssize(runs));
     const auto hidden =
         decoder_.advance_packed(on_device({ids.begin(), ids.end()}).unsqueeze(0), on_device(ends), state);
     const auto after = tensors_of(state);
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      for (std::size_t n = 0; n < slots.size(); ++n) slots_[i][slots[n]].copy_(after[i][static_cast<std::int64_t>(n)]);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      to_slots.add(elements(after, static_cast<std::int64_t>(i)), slot_tensors(runs[i].slot));
     }
+    to_slots.make();
     return hidden[0];
   }
 

@@ -287,8 +287,11 @@ void LocalEngine::end(Jobs::iterator place) {
         job->error = error.what();
       }
     }
-    free_slots_.push_back(job->slot);
-    if (job->kept_slot >= 0) free_slots_.push_back(job->kept_slot);
+    for (const auto slot : {job->slot, job->kept_slot}) {
+      if (slot < 0) continue;
+      model_->drop(slot);
+      free_slots_.push_back(slot);
+    }
   }
   if (!job->request.save_as.empty()) store_.release(job->request.save_as, std::move(text), job->request.disposable);
   {
