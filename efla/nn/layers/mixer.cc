@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "efla/autograd/delta_rule.h"
@@ -123,6 +124,24 @@ void validate(const MixerConfig& given) {
                 config.value_dim == config.key_dim,
             "key_dim", config.key_dim, "hidden / heads for softmax attention");
   }
+}
+
+PackedWindows::PackedWindows(Tensor given, std::int64_t tokens, std::int64_t conv) : cu_seqlens(std::move(given)) {
+  if (conv == 0) return;
+  const std::int64_t count = cu_seqlens.size(0) - 1, kept = conv - 1;
+  const auto numbers = [&](std::int64_t begin, std::int64_t end) {
+    return torch::arange(begin, end, cu_seqlens.options());
+  };
+  const auto sequences_of = [&](const Tensor& rows, const Tensor& all_ends) {
+    return torch::searchsorted(all_ends.narrow(0, 1, count), rows, /*out_int32=*/false, /*right=*/true);
+  };
+  ends = cu_seqlens + kept * numbers(0, count + 1);
+  const auto rows = numbers(0, tokens + count * kept), sequences = sequences_of(rows, ends);
+  const auto place = rows - ends.index_select(0, sequences);  // in the window
+  sources = torch::where(place < kept, kept * sequences + place, rows + kept * (count - 1 - sequences));
+  const auto inputs = numbers(0, tokens);
+  outputs = inputs + kept * (sequences_of(inputs, cu_seqlens) + 1);
+  last = (ends.narrow(0, 1, count).unsqueeze(1) + numbers(-kept, 0)).flatten();
 }
 
 Mixer::Mixer(const MixerConfig& config, const Initialiser& init)
@@ -387,7 +406,7 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   return output(x, gates, out.o);
 }
 
-Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& states) const {
+Tensor Mixer::forward(const Tensor& x, const PackedWindows& windows, MixerState& states) const {
   if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const auto columns = projected(x);
@@ -395,30 +414,15 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& sta
   const Gates gates = gates_of(columns.slice(2, mixed()));
   Tensor qkv;
   if (config_.conv > 0) {
-    // The window has the last inputs in each sequence's state as rows before the sequence's own.
-    const std::int64_t count = cu_seqlens.size(0) - 1, kept = config_.conv - 1;
-    const auto numbers = [&](std::int64_t begin, std::int64_t end) {
-      return torch::arange(begin, end, cu_seqlens.options());
-    };
-    const auto sequences_of = [&](const Tensor& rows, const Tensor& all_ends) {
-      return torch::searchsorted(all_ends.narrow(0, 1, count), rows, /*out_int32=*/false, /*right=*/true);
-    };
-    const auto ends = cu_seqlens + kept * numbers(0, count + 1);  // in the window
-    const auto rows = numbers(0, x.size(1) + count * kept), sequences = sequences_of(rows, ends);
-    const auto place = rows - ends.index_select(0, sequences);  // in the sequence
-    const auto sources = torch::where(place < kept, kept * sequences + place, rows + kept * (count - 1 - sequences));
     const auto history = states.conv.flatten(0, 1).to(inputs.scalar_type());
-    const auto window = torch::cat({history, inputs[0]}).index_select(0, sources);
-    const auto tokens = numbers(0, x.size(1));
-    qkv = convolved(window.unsqueeze(0), ends)
-              .first.index_select(1, tokens + kept * (sequences_of(tokens, cu_seqlens) + 1));
-    const auto last = (ends.narrow(0, 1, count).unsqueeze(1) + numbers(-kept, 0)).flatten();
-    states.conv = window.index_select(0, last).view({count, kept, mixed()}).to(torch::kFloat);
+    const auto window = torch::cat({history, inputs[0]}).index_select(0, windows.sources);
+    qkv = convolved(window.unsqueeze(0), windows.ends).first.index_select(1, windows.outputs);
+    states.conv = window.index_select(0, windows.last).view(states.conv.sizes()).to(torch::kFloat);
   } else {
     qkv = convolved(inputs, {}).first;
   }
   const auto [q, k, v] = heads_of(qkv);
-  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), states.memory, decay(gates), cu_seqlens}, rule_);
+  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), states.memory, decay(gates), windows.cu_seqlens}, rule_);
   states.memory = out.final_state;
   return output(x, gates, out.o);
 }

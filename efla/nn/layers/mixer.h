@@ -55,6 +55,22 @@ struct MixerState {
   torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the last inputs of the convolution; undefined without one
 };
 
+// Which rows the convolution of packed sequences reads that follow tokens in states: each sequence has a window, which
+// is the last inputs in its state and then its own inputs. The same for all mixers with one number of taps.
+struct PackedWindows {
+  // cu_seqlens [N + 1] int64: 0 and the ends of the sequences; tokens: T, of all sequences together; conv: W, the taps,
+  // or 0 without a convolution.
+  PackedWindows(torch::Tensor cu_seqlens, std::int64_t tokens, std::int64_t conv);
+
+  torch::Tensor cu_seqlens;
+  // Undefined without a convolution, int64. Rows of `sources` are the N·(W − 1) rows of all states and then the T
+  // inputs.
+  torch::Tensor sources;  // [N·(W − 1) + T], the source of each row of the windows
+  torch::Tensor ends;     // [N + 1], 0 and the ends of the windows
+  torch::Tensor outputs;  // [T], the row of each token
+  torch::Tensor last;     // [N·(W − 1)], the rows that the next states have
+};
+
 // Functions that replace the kernels in mixers without decay, to compare implementations inside a model (efla bench
 // model). A prefill with a state still uses the kernels.
 struct Recurrence {
@@ -84,9 +100,9 @@ class Mixer : public torch::nn::Module {
   // Error for the mixer softmax, as does the next function.
   torch::Tensor forward(const torch::Tensor& x, MixerState& state) const;
 
-  // Does the same for packed sequences, x [1, T, D] with cu_seqlens as above, which follow the tokens in N states.
-  // Replaces the tensors of the states. Not differentiable.
-  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens, MixerState& states) const;
+  // Does the same for packed sequences, x [1, T, D], which follow the tokens in N states. Replaces the tensors of the
+  // states. Not differentiable.
+  torch::Tensor forward(const torch::Tensor& x, const PackedWindows& windows, MixerState& states) const;
 
   // Returns the state of B empty sequences.
   MixerState initial_state(std::int64_t batch) const;

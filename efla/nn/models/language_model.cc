@@ -202,10 +202,10 @@ Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) cons
 }
 
 Tensor LanguageModel::advance_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
+  if (config_.has_attention()) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
+  const PackedWindows windows(cu_seqlens, ids.size(1), config_.mixer_config().conv);
   return stack_output(ids, [&](std::size_t i, const Tensor& normed) {
-    auto* mixer = std::get_if<MixerState>(&state.layers[i]);
-    if (mixer == nullptr) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
-    return layers_[i].mixer->forward(normed, cu_seqlens, *mixer);
+    return layers_[i].mixer->forward(normed, windows, std::get<MixerState>(state.layers[i]));
   });
 }
 
