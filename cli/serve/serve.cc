@@ -38,7 +38,7 @@ namespace {
 constexpr std::int64_t kStepTokensOnGpu = 8192;
 
 struct ServeArguments {
-  std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions, device = "cpu";
+  std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions, device = "auto";
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;

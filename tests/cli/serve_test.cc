@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -37,8 +38,10 @@ class ServeCommand : public testing::Test {
   }
 
   std::string model() const { return folder.file("model"); }
+  // The device is the CPU unless `more` says otherwise.
   Arguments words(const Arguments& more) const {
     Arguments all{"serve", model(), "--tokenizer", "bytes", "--port", "0"};
+    if (std::ranges::find(more, "--device") == more.end()) all.insert(all.end(), {"--device", "cpu"});
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -98,11 +101,12 @@ TEST_F(ServeCommand, ServesOnAGpuWhereThereIsOne) {
       << mistake.err;
   const json request{{"prompt", "Once upon"}, {"max_tokens", 30}, {"temperature", 0}};
   std::vector<json> choices;
-  for (const char* device : {"cpu", "cuda"}) {
+  for (const char* device : {"cpu", "auto"}) {
     start({"--device", device});
     choices.push_back(post("/v1/completions", request)["choices"]);
     EXPECT_EQ(stop(), 0);
   }
+  EXPECT_TRUE(read_text(folder / "err").starts_with("device: cuda:0, "));
   EXPECT_EQ(choices[0], choices[1]);
 }
 
@@ -294,8 +298,9 @@ TEST_F(ServeCommand, CatchesSigtermBeforeItPrintsItsAddress) {
   char bytes[4096] = {};
   while (write(pipe, bytes, sizeof(bytes)) > 0) {  // a full pipe, so that the server waits where it prints
   }
-  process_ = start_command({EFLA_PROGRAM, "serve", model(), "--tokenizer", "bytes", "--unix-socket", socket}, out,
-                           folder.file("err"));
+  process_ = start_command(
+      {EFLA_PROGRAM, "serve", model(), "--tokenizer", "bytes", "--device", "cpu", "--unix-socket", socket}, out,
+      folder.file("err"));
   for (int i = 0; i < 3000 && !std::filesystem::exists(socket); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
