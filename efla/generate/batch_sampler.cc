@@ -14,6 +14,10 @@ using torch::Tensor;
 
 constexpr bool kNonBlocking = true;  // a copy to a GPU does not wait for the step that runs there
 
+// A number to divide by on the device, because LibTorch's GPU kernels multiply by the reciprocal of a number of the
+// host, which is rounded or infinite.
+Tensor divisor(double number, const torch::TensorOptions& options) { return torch::full({}, number, options); }
+
 // Returns the logits after the repetition penalty.
 Tensor penalised_rows(const Tensor& logits, std::span<const Draw> rows, double penalty) {
   const std::int64_t vocab_size = logits.size(1);
@@ -26,7 +30,7 @@ Tensor penalised_rows(const Tensor& logits, std::span<const Draw> rows, double p
   const Tensor bits = torch::pow(2, torch::arange(8)).to(logits.device(), torch::kUInt8, kNonBlocking);
   const Tensor seen =
       bytes.to(logits.device(), kNonBlocking).unsqueeze(2).bitwise_and(bits).ne(0).flatten(1).narrow(1, 0, vocab_size);
-  const auto factor = static_cast<float>(penalty);
+  const Tensor factor = divisor(penalty, logits.options());
   return torch::where(seen, torch::where(logits < 0, logits * factor, logits / factor), logits);
 }
 
@@ -44,7 +48,7 @@ Tensor sample_rows(const Tensor& given, std::span<const Draw> rows, const Sampli
   const bool cut = options.top_k > 0 && options.top_k < logits.size(1);
   if (cut || options.top_p < 1.0) std::tie(values, ids) = logits.sort(/*stable=*/true, 1, /*descending=*/true);
   if (cut) values = values.narrow(1, 0, options.top_k);
-  Tensor weights = ((values.to(torch::kDouble) - largest) / temperature).exp();
+  Tensor weights = ((values.to(torch::kDouble) - largest) / divisor(temperature, largest.options())).exp();
   Tensor sums = weights.cumsum(1);
   const auto total = [&] { return sums.narrow(1, sums.size(1) - 1, 1); };
   if (options.top_p < 1.0) {

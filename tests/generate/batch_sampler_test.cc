@@ -2,6 +2,7 @@
 #include "efla/generate/batch_sampler.h"
 
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 #include <torch/types.h>
 
 #include <cmath>
@@ -13,7 +14,9 @@
 namespace efla::generate {
 namespace {
 
+// On a GPU where there is one, otherwise on the CPU.
 TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
+  const torch::Device device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
   constexpr std::int64_t kRows = 5, kVocab = 250;
   const auto model = test::tiny_model();
   Random random(3);
@@ -23,6 +26,7 @@ TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
        std::vector<SamplingOptions>{{},
                                     {.temperature = 1.0},
                                     {.temperature = 0.3},
+                                    {.temperature = 1e-309},
                                     {.temperature = 0.8, .top_k = 7},
                                     {.temperature = 0.8, .top_k = 1000},
                                     {.temperature = 1.2, .top_p = 0.7},
@@ -43,7 +47,7 @@ TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
         session.seen.add(random.below(kVocab));
         rows.push_back(round % 10 == 9 && row == 2 ? Draw{} : Draw{&session.seen, session.seed, session.draws});
       }
-      const auto drawn = sample_rows(logits.narrow(1, 0, kVocab), rows, options);
+      const auto drawn = sample_rows(logits.to(device).narrow(1, 0, kVocab), rows, options).to(torch::kCPU);
       for (std::int64_t row = 0; row < kRows; ++row) {
         EXPECT_TRUE(std::isfinite(drawn[row][1].item<double>()));
         if (rows[row].seen == nullptr) continue;
