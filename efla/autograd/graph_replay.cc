@@ -73,11 +73,13 @@ struct GraphReplay::Pool {
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
         device, id, [stream = own.stream()](cudaStream_t other) { return other == stream; });
     ++uses;
-    const auto stop = c10::make_scope_exit([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, id); });
-    Tensors outputs = function(inputs);
-    end.record(own);
-    end.block(caller);
-    return outputs;
+    // Also where the function throws, because its first kernels may still use the inputs.
+    const auto stop = c10::make_scope_exit([&] {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, id);
+      end.record(own);
+      end.block(caller);
+    });
+    return function(inputs);
   }
 
   c10::DeviceIndex device;
