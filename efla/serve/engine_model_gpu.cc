@@ -30,7 +30,7 @@ class Copies {
   }
   void make() const {
     if (to_.empty()) return;
-#if TORCH_VERSION_MAJOR >= 2
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
     at::_foreach_copy_(to_, from_);
 #else
     for (std::size_t i = 0; i < to_.size(); ++i) to_[i].copy_(from_[i]);
