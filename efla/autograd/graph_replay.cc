@@ -73,13 +73,20 @@ struct GraphReplay::Pool {
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
         device, id, [stream = own.stream()](cudaStream_t other) { return other == stream; });
     ++uses;
-    // Also where the function throws, because its first kernels may still use the inputs.
-    const auto stop = c10::make_scope_exit([&] {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(device, id);
+    const auto stop = c10::make_scope_exit([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, id); });
+    const auto join = [&] {
       end.record(own);
       end.block(caller);
-    });
-    return function(inputs);
+    };
+    Tensors outputs;
+    try {
+      outputs = function(inputs);
+    } catch (...) {
+      join();  // because the first kernels may still use the inputs
+      throw;
+    }
+    join();
+    return outputs;
   }
 
   c10::DeviceIndex device;
