@@ -92,7 +92,8 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": "a", "max_tokens": true})", "max_tokens", "got true");
   refused(R"({"prompt": "a", "n": 0})", "n", "from 1 to 128");
   refused(R"({"prompt": "a", "n": 2, "save_as": "x"})", "n", "several replies");
-  refused(R"({"prompt": ["a", "b"], "return_state": true})", "n", "several replies");
+  refused(R"({"prompt": ["a", "b"], "return_state": true})", "prompt", "several replies");
+  refused(R"({"prompt": "a", "n": 2, "return_state": true})", "n", "several replies");
   refused(R"({"prompt": "a", "logprobs": 21})", "logprobs", "from 0 to 20");
   refused(R"({"prompt": "a", "stop": ""})", "stop", "none empty");
   refused(R"({"prompt": "a", "stop": [1]})", "stop", "texts");

@@ -139,9 +139,9 @@ void read_n(const Fields& fields, GenerationRequest& request) {
 // Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
 void require_one_reply(const GenerationRequest& request) {
   const bool keeps = !request.save_as.empty() || request.return_state;
-  if (keeps && (request.n > 1 || request.prompts.size() > 1)) {
-    throw ApiError(400, "n: got several replies with save_as or return_state, expected one", "n");
-  }
+  if (!keeps || (request.n == 1 && request.prompts.size() <= 1)) return;
+  const char* field = request.n > 1 ? "n" : "prompt";
+  throw ApiError(400, std::string(field) + ": got several replies with save_as or return_state, expected one", field);
 }
 
 // Reads the mark of Anthropic's API on a part of a message: {"type": "ephemeral"}.
