@@ -6,11 +6,11 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/support/count_option.h"
 #include "efla/data/synthetic/task.h"
 
 namespace efla::cli {
@@ -92,9 +92,7 @@ void add_show(CLI::App& data) {
     task->add_option("--split", options->split, "Split: train or test")
         ->check(CLI::IsMember({"train", "test"}))
         ->capture_default_str();
-    task->add_option("--seed", options->seed, "Seed of the examples")
-        ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
-        ->capture_default_str();
+    task->add_option("--seed", options->seed, "Seed of the examples")->check(seed_range())->capture_default_str();
     task->add_option("--index", options->index, "Number of the example")
         ->check(CLI::Range(0L, 1L << 53))
         ->capture_default_str();

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
@@ -96,7 +96,7 @@ void add_eval(CLI::App& program) {
   command->add_option("--test-images", arguments->test_images,
                       "Number of test images, from the first; 0: as in the run");
   command->add_option("--seed", arguments->seed, "Seed of the dropped pixels and the noise")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->check(seed_range())
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print one JSON object");
   add_device_option(*command, arguments->device);

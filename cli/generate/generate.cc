@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/generate/dialogue.h"
 #include "cli/generate/prompts.h"
+#include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
@@ -292,7 +292,7 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
       .add_option("--seed", arguments.seed,
                   "Seed of the draws (default: 0, or the session's); the prompts of a file\n"
                   "have this seed, the next, and so on")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+      ->check(seed_range());
 }
 
 }  // namespace

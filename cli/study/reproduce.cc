@@ -1,13 +1,13 @@
 // efla reproduce: the studies of experiments/, from training to the report.
 #include <cstdint>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/study/study.h"
+#include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/name_option.h"
 #include "cli/support/threads.h"
@@ -52,8 +52,7 @@ CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::str
       ->required();
   add_study_setting<std::vector<std::string>>(*command, arguments, "--mixers", "/mixers",
                                               "Mixers, with commas between");
-  add_study_setting<std::vector<std::uint64_t>>(*command, arguments, "--seeds", "/seeds", "Seeds")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+  add_study_setting<std::vector<std::uint64_t>>(*command, arguments, "--seeds", "/seeds", "Seeds")->check(seed_range());
   add_study_setting<std::vector<double>>(*command, arguments, "--lr", "/lr", "Learning rates");
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);

@@ -1,9 +1,10 @@
-// Options that are counts.
+// Options that are counts or seeds.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 namespace efla::cli {
@@ -16,6 +17,11 @@ CLI::Option* add_count_option(CLI::App& command, const std::string& name, Count&
       ->check(CLI::Range(low, std::int64_t{1} << 40).description(""))
       ->type_name(type)
       ->capture_default_str();
+}
+
+// Accepts seeds that a signed number of 64 bits holds, because configurations and results are JSON and TOML.
+inline CLI::Range seed_range() {
+  return {std::uint64_t{0}, static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())};
 }
 
 }  // namespace efla::cli

@@ -137,28 +137,44 @@ std::string range_message(std::string message) {
   return message.replace(got, kGot.size(), ": got ");
 }
 
-// Returns what is wrong with a whole number that 64 bits cannot hold, or "". CLI11 would turn such a number into the
-// nearest of 64 bits.
-std::string beyond_64_bits(const std::string& text, bool is_unsigned) {
-  errno = 0;
-  if (is_unsigned) {
-    std::strtoull(text.c_str(), nullptr, 0);
-  } else {
-    std::strtoll(text.c_str(), nullptr, 0);
-  }
-  if (errno != ERANGE) return "";
-  return "got " + text + ", expected a whole number " + (is_unsigned ? "below 2^64" : "between -2^63 and 2^63");
+// Returns, for example, "--weights: got int4, expected float32, bfloat16" for CLI11's "--weights: int4 not in
+// {float32,bfloat16}".
+std::string member_message(std::string message) {
+  constexpr std::string_view kSet = " not in {";
+  const auto got = message.find(": "), set = message.rfind(kSet);
+  if (got == std::string::npos || set == std::string::npos || !message.ends_with('}')) return message;
+  std::string names = message.substr(set + kSet.size(), message.size() - set - kSet.size() - 1);
+  for (std::size_t at = 0; (at = names.find(',', at)) != std::string::npos; at += 2) names.replace(at, 1, ", ");
+  return message.substr(0, got) + ": got " + message.substr(got + 2, set - got - 2) + ", expected " + names;
 }
 
-// Adds the check for whole numbers to the options of all commands. CLI11 names their type INT or UINT.
+// Returns what is wrong with a whole number that 64 bits cannot hold, or "". CLI11 would turn such a number into the
+// nearest of 64 bits.
+std::string beyond_64_bits(const std::string& text) {
+  errno = 0;
+  std::strtoll(text.c_str(), nullptr, 0);
+  return errno == ERANGE ? "got " + text + ", expected a whole number between -2^63 and 2^63" : "";
+}
+
+// Adds the check for whole numbers to the options of all commands. CLI11 names their type INT. The range of
+// seeds, which are UINT, is checked already.
 void check_whole_numbers(CLI::App& app) {
   for (auto* option : app.get_options()) {
-    const auto type = option->get_type_name();
-    const bool is_unsigned = type.starts_with("UINT");
-    if (!is_unsigned && !type.starts_with("INT")) continue;
-    option->check([is_unsigned](const std::string& text) { return beyond_64_bits(text, is_unsigned); });
+    if (option->get_type_name().starts_with("INT")) option->check(beyond_64_bits);
   }
   for (auto* command : app.get_subcommands([](CLI::App*) { return true; })) check_whole_numbers(*command);
+}
+
+// Adds a check to the options of all commands that refuses an empty text, as of an unset variable of a shell: commands
+// take it for an option that was not given. The text of some options may be empty.
+void check_texts(CLI::App& app) {
+  for (auto* option : app.get_options()) {
+    if (option->check_lname("prompt") || option->check_lname("separator") || option->check_lname("stop")) continue;
+    option->check([](const std::string& text) -> std::string {
+      return text.empty() ? "got an empty text, expected one that is not empty" : "";
+    });
+  }
+  for (auto* command : app.get_subcommands([](CLI::App*) { return true; })) check_texts(*command);
 }
 
 // Returns what is wrong with a command line that `program` could not parse.
@@ -180,7 +196,7 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& error)
   }
   if (!commands.empty()) return prefix + "no command given, expected one of " + joined(commands) + help;
   if (error.get_name() == "ConversionError") return prefix + conversion_message(*app, error.what()) + help;
-  return prefix + range_message(error.what()) + help;
+  return prefix + member_message(range_message(error.what())) + help;
 }
 
 // Returns what the user types for a library's argument of this name: "--state-memory" for state_memory, "MODEL" for
@@ -242,6 +258,7 @@ int run_program(const char* name, const char* about, int argc, char** argv,
   program.option_defaults()->take_last();  // of an option given twice the last counts, as in other programs
   for (const auto add : commands) add(program);
   check_whole_numbers(program);
+  check_texts(program);
   try {
     return parse_and_run(program, argc, argv);
   } catch (const Error& error) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
@@ -96,7 +97,7 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<std::int64_t>(command, a, "--epochs", "/training/epochs", "Passes over the training images");
   add_setting<double>(command, a, "--lr", "/training/lr", "Highest learning rate");
   add_setting<std::uint64_t>(command, a, "--seed", "/training/seed", "Seed of parameters and order")
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+      ->check(seed_range());
   add_setting<std::int64_t>(command, a, "--batch-size", "/training/batch_size", "Images per step");
   add_setting<double>(command, a, "--weight-decay", "/training/weight_decay", "AdamW's weight decay");
   add_setting<std::string>(command, a, "--schedule", "/training/schedule", "After the warm-up: cosine or constant");

@@ -43,21 +43,35 @@ TEST(Main, MistakesNameTheNearest) {
   EXPECT_TRUE(is_user_mistake(run_program({""}), "unknown command ''"));
 }
 
+// As of an unset variable of a shell.
+TEST(Main, EmptyTextsAreMistakes) {
+  const std::string message = ": got an empty text, expected one that is not empty";
+  EXPECT_TRUE(is_user_mistake(run_program({"data", "mnist", "--out", ""}), "data mnist: --out" + message));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", "", "--out", "o"}), "apply: IN" + message));
+#ifdef EFLA_TORCH
+  EXPECT_TRUE(is_user_mistake(run_program({"serve", "x", "--api-keys", ""}), "serve: --api-keys" + message));
+  EXPECT_TRUE(is_user_mistake(run_program({"generate", "x", "--save-session", ""}), "--save-session" + message));
+  EXPECT_TRUE(is_user_mistake(run_program({"report", ""}), "report: RUN" + message));
+#endif
+}
+
 // CLI11 would take the nearest number that 64 bits can hold.
 TEST(Main, WholeNumbersBeyond64BitsAreMistakes) {
   const std::string beyond = "99999999999999999999";
-  const auto refused = [&](std::vector<std::string> arguments, const std::string& number,
-                           const std::string& range = "between -2^63 and 2^63") {
+  const auto refused = [&](std::vector<std::string> arguments, const std::string& number) {
     arguments.push_back(number);
-    EXPECT_TRUE(is_user_mistake(run_program(arguments),
-                                *(arguments.end() - 2) + ": got " + number + ", expected a whole number " + range));
+    EXPECT_TRUE(is_user_mistake(run_program(arguments), *(arguments.end() - 2) + ": got " + number +
+                                                            ", expected a whole number between -2^63 and 2^63"));
   };
   const std::vector<std::string> tokenize{"data",  "tokenize", "x", "--tokenizer",
                                           "bytes", "--out",    "y", "--shard-tokens"};
   refused(tokenize, beyond);
   refused(tokenize, "-" + beyond);
-  refused({"data", "show", "mqar", "--seed"}, beyond, "below 2^64");
-  EXPECT_EQ(run_program({"data", "show", "mqar", "--seed", "18446744073709551615"}).exit_code, 0);
+  for (const auto& seed : {beyond, std::string("9223372036854775808"), std::string("-1")}) {
+    EXPECT_TRUE(is_user_mistake(run_program({"data", "show", "mqar", "--seed", seed}),
+                                "--seed: got " + seed + ", expected 0 to 9223372036854775807"));
+  }
+  EXPECT_EQ(run_program({"data", "show", "mqar", "--seed", "9223372036854775807"}).exit_code, 0);
 #ifdef EFLA_TORCH
   refused({"generate", "x", "--max-tokens"}, beyond);
   refused({"train", "smnist", "--epochs"}, beyond);
