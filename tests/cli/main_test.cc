@@ -33,6 +33,11 @@ TEST(Main, VersionIsOneLine) {
   EXPECT_EQ(result.out.find('\n'), result.out.size() - 1) << result.out;
 }
 
+TEST(Main, OtherWordsThanTheChoicesAreMistakes) {
+  EXPECT_TRUE(is_user_mistake(run_program({"data", "show", "mqar", "--split", "x"}),
+                              "data show mqar: --split: got x, expected train, test"));
+}
+
 TEST(Main, MistakesNameTheNearest) {
   EXPECT_TRUE(is_user_mistake(run_program({}), "no command given"));
   EXPECT_TRUE(is_user_mistake(run_program({"inof"}), "unknown command 'inof', nearest is info"));
