@@ -291,7 +291,6 @@ void run(const Options& options) {
   if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
   if (options.threads > 0) set_threads(options.threads);
   check_output_file("apply", "--out", options.out, options.in);
-  if (options.in.empty()) throw Error("apply", "IN", "an empty name", "a file name");
 
   const io::SafetensorsFile file(options.in);
   const ApplyInputs inputs = read_inputs(file);

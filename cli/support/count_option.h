@@ -19,7 +19,7 @@ CLI::Option* add_count_option(CLI::App& command, const std::string& name, Count&
       ->capture_default_str();
 }
 
-// Accepts seeds that a signed number of 64 bits holds, because configurations and results are JSON and TOML.
+// Accepts seeds up to 2^63 − 1, because TOML, in which configurations are written, has no larger whole numbers.
 inline CLI::Range seed_range() {
   return {std::uint64_t{0}, static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())};
 }

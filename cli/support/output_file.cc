@@ -9,7 +9,6 @@ namespace efla::cli {
 
 void check_output_file(const std::string& command, const std::string& option, const std::filesystem::path& out,
                        const std::filesystem::path& input) {
-  if (out.empty()) throw Error(command, option, "an empty name", "a file name");
   std::error_code error;
   const auto folder = std::filesystem::absolute(out).parent_path();
   if (!std::filesystem::is_directory(folder, error)) {

@@ -165,8 +165,9 @@ void check_whole_numbers(CLI::App& app) {
   for (auto* command : app.get_subcommands([](CLI::App*) { return true; })) check_whole_numbers(*command);
 }
 
-// Adds a check to the options of all commands that refuses an empty text, as of an unset variable of a shell: commands
-// take it for an option that was not given. The text of some options may be empty.
+// Adds a check to the options of all commands that refuses an empty text, which an unset shell variable gives, because
+// commands take an empty text for an option that was not given. An empty prompt or separator means something, and an
+// empty stop text is refused elsewhere.
 void check_texts(CLI::App& app) {
   for (auto* option : app.get_options()) {
     if (option->check_lname("prompt") || option->check_lname("separator") || option->check_lname("stop")) continue;

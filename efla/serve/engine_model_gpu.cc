@@ -17,7 +17,8 @@ namespace {
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Copies of tensors to others of the same shapes, none of which is copied too. A GPU makes all of them in few kernels.
+// Copies of tensors, of each to one of the same shape. No tensor is both copied and written. A GPU makes all of the
+// copies in few kernels.
 class Copies {
  public:
   void add(const Tensor& from, const Tensor& to) {
@@ -258,7 +259,7 @@ class GpuEngineModel final : public EngineModel {
   Tensor decode(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) {
     const auto row_of = [&](const nn::TextRun& run) { return row_of_[static_cast<std::size_t>(run.slot)]; };
     auto outputs = std::exchange(ahead_, {});
-    // A text that has begun since has no row.
+    // A text that was not in that step has no row.
     const bool begun =
         outputs.defined() && std::ranges::all_of(runs, [&](const auto& run) { return row_of(run) >= 0; });
     if (!begun) outputs = step(on_device({ids.begin(), ids.end()}), runs);

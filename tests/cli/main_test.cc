@@ -48,7 +48,7 @@ TEST(Main, MistakesNameTheNearest) {
   EXPECT_TRUE(is_user_mistake(run_program({""}), "unknown command ''"));
 }
 
-// As of an unset variable of a shell.
+// An unset shell variable gives such a text.
 TEST(Main, EmptyTextsAreMistakes) {
   const std::string message = ": got an empty text, expected one that is not empty";
   EXPECT_TRUE(is_user_mistake(run_program({"data", "mnist", "--out", ""}), "data mnist: --out" + message));

@@ -63,9 +63,9 @@ struct PackedWindows {
   PackedWindows(torch::Tensor cu_seqlens, std::int64_t tokens, std::int64_t conv);
 
   torch::Tensor cu_seqlens;
-  // Undefined without a convolution, int64. Rows of `sources` are the N·(W − 1) rows of all states and then the T
-  // inputs.
-  torch::Tensor sources;  // [N·(W − 1) + T], the source of each row of the windows
+  // int64, undefined without a convolution. A source is a row of the last inputs in all states, N·(W − 1) rows,
+  // followed by the T inputs.
+  torch::Tensor sources;  // [N·(W − 1) + T], the source of each row of the windows, one window after the other
   torch::Tensor ends;     // [N + 1], 0 and the ends of the windows
   torch::Tensor outputs;  // [T], the row of each token
   torch::Tensor last;     // [N·(W − 1)], the rows that the next states have

@@ -66,7 +66,7 @@ std::map<std::string, std::string> saved(Engine& engine) {
 // Returns a part of the session's last request: of its reply, or of its prompt too.
 std::int64_t tokens_to_rewind(const SessionInfo& session) { return (session.rewindable + 2) / 3; }
 
-// Makes most requests such as a GPU draws for, with the same options.
+// Changes most requests so that a GPU draws their tokens, all with the same options.
 std::vector<Request> mostly_drawn_on_gpu(std::vector<Request> requests) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     if (i % 5 == 0) continue;
