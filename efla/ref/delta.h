@@ -17,12 +17,6 @@ void recurrent_fwd(const DeltaForward<T>& problem);
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem);
 
-// Computes the chunk algorithm with W, U and T written out: equations 21 to 32 of EFLA. A chunk has `chunk` ≥ 1 tokens.
-// Like the paper, takes only rules without decay; takes no packed sequences and saves no states. T is float, bfloat16
-// or double.
-template <class T>
-void chunk_fwd(const DeltaForward<T>& problem, std::int64_t chunk);
-
 // Computes a decode step: one token of the recurrence. S, the type of the state, is State<T> or bfloat16.
 template <class T, class S>
 void step(const DeltaStep<T, S>& problem);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "efla/ref/delta.h"
+#include "tests/support/chunk_reference.h"
 #include "tests/support/compare.h"
 #include "tests/support/delta_case.h"
 

@@ -1,18 +1,20 @@
 // The chunk algorithm of EFLA (arXiv 2512.12602), equations 21 to 32, with the symbols of the paper, one value head
 // after the other. The paper has one gain α; here a_t is the erase gain and b_t the write gain.
+#pragma once
+
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
-#include "efla/ref/delta.h"
 #include "efla/ref/elementwise.h"
 #include "efla/ref/matrix.h"
 #include "efla/ref/tokens.h"
+#include "efla/rule/problem.h"
 
 namespace efla::ref {
-namespace {
 
 // Computes one chunk: returns O (unscaled) and advances S.
-Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
+inline Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
   const auto c = static_cast<std::int64_t>(tokens.size());
   Matrix q(c, s.rows), k(c, s.rows), v(c, s.cols);
   std::vector<double> a, b;
@@ -33,8 +35,8 @@ Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
   return o;
 }
 
-}  // namespace
-
+// Computes a forward in chunks of `chunk` ≥ 1 tokens with W, U and T written out. Takes, like the paper, only rules
+// without decay; takes no packed sequences and saves no states. T is float, bfloat16 or double.
 template <class T>
 void chunk_fwd(const DeltaForward<T>& p, std::int64_t chunk) {
   const double scale = p.rule.scale_for(p.shape.key_dim);
@@ -60,9 +62,5 @@ void chunk_fwd(const DeltaForward<T>& p, std::int64_t chunk) {
     }
   }
 }
-
-template void chunk_fwd(const DeltaForward<float>&, std::int64_t);
-template void chunk_fwd(const DeltaForward<bfloat16>&, std::int64_t);
-template void chunk_fwd(const DeltaForward<double>&, std::int64_t);
 
 }  // namespace efla::ref
