@@ -1,6 +1,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 
 #include <filesystem>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include "efla/data/tokenizers/tokenizer_json.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/sentencepiece.h"
+#include "tests/support/special_tokens.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/tokenizer_parts.h"
 
@@ -78,6 +80,25 @@ TEST(StreamDecoder, HoldsBackAnUnfinishedCharacter) {
   EXPECT_EQ(decoder.push(0xE2), "");
   EXPECT_EQ(decoder.finish(), "\uFFFD");
   EXPECT_EQ(decoder.finish(), "");
+}
+
+TEST(Tokenizer, TokensWithoutBytesHaveTexts) {
+  using Texts = std::map<std::int32_t, std::string>;
+  EXPECT_EQ(load_tokenizer("bytes")->special_texts(), (Texts{{256, "<|bos|>"}, {257, "<|eos|>"}}));
+  EXPECT_EQ(small()->special_texts(), (Texts{{1, "<s>"}, {2, "</s>"}}));
+  const auto chat = test::tokenizer_with_special_tokens();
+  EXPECT_EQ(chat->special_texts(), (Texts{{256, "<|endoftext|>"}, {257, "<|im_start|>"}, {258, "<|im_end|>"}}));
+}
+
+TEST(StreamDecoder, BytesOfTheFirstTokenAreWithoutTheAddedSpace) {
+  const auto tokenizer = small();
+  StreamDecoder decoder(*tokenizer);
+  const auto ids = tokenizer->encode("a a");
+  EXPECT_EQ(decoder.bytes_of(ids[0]), "a");
+  decoder.push(tokenizer->bos());
+  EXPECT_EQ(decoder.bytes_of(ids[0]), "a");
+  EXPECT_EQ(decoder.push(ids[0]), "a");
+  EXPECT_EQ(decoder.bytes_of(ids[0]), " a");
 }
 
 TEST(SentencePiece, JoinsTheBestPairFirst) {

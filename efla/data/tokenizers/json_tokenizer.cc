@@ -104,6 +104,7 @@ void JsonTokenizer::add_merges_and_added_tokens(const TokenizerFile& file) {
   }
   for (AddedToken token : file.added) {
     set_bytes(token.id, token.special ? "" : token.text);
+    if (token.special) set_special_text(token.id, token.text);
     if (token.normalized) token.text = normalized(token.text);
     (token.normalized ? normalized_tokens_ : tokens_).add(token);
   }

@@ -101,6 +101,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       }
       case Kind::control:
         bytes_.emplace_back();
+        set_special_text(id, piece.text);
         break;
       default:
         bytes_.push_back(with_spaces(piece.text));

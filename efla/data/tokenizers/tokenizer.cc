@@ -23,6 +23,8 @@ class ByteTokenizer final : public Tokenizer {
  public:
   ByteTokenizer() : Tokenizer({kBytesName, io::sha256(io::as_bytes(kBytesName)), kBytes + 2, kBytes, kBytes + 1}) {
     for (std::size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = static_cast<char>(i);
+    set_special_text(bos(), "<|bos|>");
+    set_special_text(eos(), "<|eos|>");
   }
 
   std::vector<std::int32_t> encode(std::string_view text) const override {
@@ -55,13 +57,14 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   return text + decoder.finish();
 }
 
+std::string_view StreamDecoder::bytes_of(std::int32_t id) const {
+  const auto bytes = tokenizer_.bytes_of(id);
+  return !begun_ && !bytes.empty() && tokenizer_.begins_with_added_space(id) ? bytes.substr(1) : bytes;
+}
+
 std::string StreamDecoder::push(std::int32_t id) {
-  auto bytes = tokenizer_.bytes_of(id);
-  if (!begun_ && !bytes.empty()) {
-    begun_ = true;
-    if (tokenizer_.begins_with_added_space(id)) bytes.remove_prefix(1);
-  }
-  held_ += bytes;
+  held_ += bytes_of(id);
+  begun_ = begun_ || !tokenizer_.bytes_of(id).empty();
   return take(false);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +33,9 @@ class Tokenizer {
   // for an id outside of [0, vocab_size()).
   virtual std::string_view bytes_of(std::int32_t id) const = 0;
 
+  // Returns the texts by which tokens without bytes are written, such as "<|im_end|>", by id.
+  const std::map<std::int32_t, std::string>& special_texts() const { return special_texts_; }
+
   // Returns whether the token's bytes start with a space that encode adds if the token is the first one of a text.
   virtual bool begins_with_added_space(std::int32_t id) const = 0;
 
@@ -49,8 +53,11 @@ class Tokenizer {
  protected:
   explicit Tokenizer(io::TokenizerInfo info) : info_(std::move(info)) {}
 
+  void set_special_text(std::int32_t id, std::string text) { special_texts_[id] = std::move(text); }
+
  private:
   io::TokenizerInfo info_;
+  std::map<std::int32_t, std::string> special_texts_;
 };
 
 // Decodes token by token. Each piece is UTF-8, and all pieces together are the result of decode.
@@ -59,6 +66,9 @@ class StreamDecoder {
   // The tokenizer must outlive the decoder.
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
+  // Returns the bytes that this token adds to the text: its bytes, at the start of a text without a space that encode
+  // has added.
+  std::string_view bytes_of(std::int32_t id) const;
   // Returns the text that this token completes. The bytes of an unfinished character are held back.
   std::string push(std::int32_t id);
   // Returns what was held back, as U+FFFD. The next push starts a new text.

@@ -58,10 +58,12 @@ json configuration(const std::string& bos, const std::string& eos) {
 }
 
 TokenizerJson of_bytes() {
-  const std::string bos = "<|bos|>", eos = "<|eos|>";
+  const auto bytes = load_tokenizer("bytes");
+  const auto& bos = bytes->special_texts().at(bytes->bos());
+  const auto& eos = bytes->special_texts().at(bytes->eos());
   json vocabulary = json::object();
   for (const auto& character : characters_of_bytes()) vocabulary.emplace(character, vocabulary.size());
-  json added = json::array({special_token(256, bos), special_token(257, eos)});
+  json added = json::array({special_token(bytes->bos(), bos), special_token(bytes->eos(), eos)});
   json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
   return {document(std::move(added), nullptr, byte_level, byte_level,
                    bpe(std::move(vocabulary), json::array(), nullptr, false)),
