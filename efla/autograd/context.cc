@@ -1,5 +1,7 @@
 #include "efla/autograd/context.h"
 
+#include <ATen/Parallel.h>
+
 #include <memory>
 
 #ifdef EFLA_TORCH_CUDA
@@ -85,7 +87,7 @@ Device device_of(const at::Device& device) {
 }
 
 ExecutionContext context_of(const at::Tensor& tensor) {
-  if (!tensor.is_cuda()) return {};
+  if (!tensor.is_cuda()) return {.pool = &default_pool(at::get_num_threads())};
   ExecutionContext context{.device = device_of(tensor.device())};
 #ifdef EFLA_TORCH_CUDA
   context.stream = c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();

@@ -11,7 +11,8 @@
 namespace efla::autograd {
 
 // Returns the context of operators on a tensor's device: the process's thread pool, or LibTorch's current stream of the
-// GPU, with memory from LibTorch's allocator.
+// GPU, with memory from LibTorch's allocator. The pool has the threads of set_threads, which the program calls. Without
+// that call, as in Python, it has as many threads as LibTorch's own operators (torch.set_num_threads, OMP_NUM_THREADS).
 ExecutionContext context_of(const at::Tensor& tensor);
 
 // Convert a device of the operators to LibTorch's device, and back.

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <map>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -11,50 +13,54 @@
 namespace efla {
 namespace {
 
-struct ProcessPool {
-  ThreadPool pool;
-  ProcessPool* inherited;  // the parent process's pool, which only has to remain reachable for leak checkers
+constexpr int kMostThreads = 1024;
+
+struct ProcessPools {
+  std::map<int, ThreadPool> by_threads;
+  ProcessPools* inherited;  // the parent process's pools, which only have to remain reachable for leak checkers
 };
 
-// The pool lives until the process ends. Destroying it at exit would join its threads, which a forked child does not
-// have, and objects that are destroyed later might still compute. None of these variables has a destructor.
-std::mutex pool_mutex;
-int pool_threads = 0;  // 0: one per processor
-ProcessPool* process_pool = nullptr;
-ProcessPool* inherited_pool = nullptr;
+// The pools live until the process ends. Destroying them at exit would join their threads, which a forked child does
+// not have, and objects that are destroyed later might still compute. None of these variables has a destructor.
+std::mutex pools_mutex;
+int chosen_threads = 0;  // by set_threads; 0: not called yet
+ProcessPools* pools = nullptr;
+ProcessPools* inherited_pools = nullptr;
 
-// Leaves the parent's pool alone in a forked child, because its threads do not exist there and its mutexes may stay
-// locked for ever.
+// Leaves the parent's pools alone in a forked child, because their threads do not exist there and their mutexes may
+// stay locked for ever.
 void start_anew_in_child() {
-  if (process_pool != nullptr) inherited_pool = process_pool;
-  process_pool = nullptr;
-  pool_mutex.unlock();
+  if (pools != nullptr) inherited_pools = pools;
+  pools = nullptr;
+  pools_mutex.unlock();
 }
 
-// Returns a new pool of `threads` threads.
-ProcessPool* make_pool(int threads) {
-  static const int error = pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); }, start_anew_in_child);
+// Returns the process's pool of `threads` threads. The caller holds pools_mutex.
+ThreadPool& pool_of(int threads) {
+  static const int error =
+      pthread_atfork([] { pools_mutex.lock(); }, [] { pools_mutex.unlock(); }, start_anew_in_child);
   if (error != 0) throw std::system_error(error, std::generic_category(), "pthread_atfork");
-  return new ProcessPool{ThreadPool(threads), inherited_pool};
+  if (pools == nullptr) pools = new ProcessPools{{}, inherited_pools};
+  return pools->by_threads.try_emplace(threads, threads).first->second;
 }
 
 }  // namespace
 
 ThreadPool& ExecutionContext::threads() const { return pool != nullptr ? *pool : default_pool(); }
 
-ThreadPool& default_pool() {
-  const std::lock_guard lock(pool_mutex);
-  if (process_pool == nullptr) process_pool = make_pool(pool_threads > 0 ? pool_threads : available_processors());
-  return process_pool->pool;
+ThreadPool& default_pool(int threads) {
+  const std::lock_guard lock(pools_mutex);
+  if (chosen_threads > 0) return pool_of(chosen_threads);
+  return pool_of(threads > 0 ? std::min(threads, kMostThreads) : available_processors());
 }
 
 void set_threads(int threads) {
-  if (threads < 1 || threads > 1024) throw Error("set_threads", "threads", std::to_string(threads), "1 to 1024");
-  const std::lock_guard lock(pool_mutex);
-  ProcessPool* const before = process_pool;
-  process_pool = make_pool(threads);
-  pool_threads = threads;
-  delete before;
+  if (threads < 1 || threads > kMostThreads) {
+    throw Error("set_threads", "threads", std::to_string(threads), "1 to " + std::to_string(kMostThreads));
+  }
+  const std::lock_guard lock(pools_mutex);
+  pool_of(threads);
+  chosen_threads = threads;
 }
 
 }  // namespace efla

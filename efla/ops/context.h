@@ -23,14 +23,13 @@ struct ExecutionContext {
   ThreadPool& threads() const;
 };
 
-// Returns the pool that operators use by default, with the number of threads of set_threads, or one thread per
-// processor. The pool lives until the process ends. After fork the child gets a pool of its own with the same number of
-// threads, so that it may compute, call set_threads and exit. The child must neither use nor destroy other pools of its
-// parent, whose threads do not exist there.
-ThreadPool& default_pool();
+// Returns the pool that operators use by default, with the number of threads of set_threads. If set_threads was not
+// called, the pool has `threads` threads; 0: one per processor. A pool lives until the process ends. After fork the
+// child gets pools of its own, so that it may compute, call set_threads and exit. The child must neither use nor
+// destroy other pools of its parent, whose threads do not exist there.
+ThreadPool& default_pool(int threads = 0);
 
-// Replaces the default pool by one of `threads` threads, 1 to 1024. Must not be called while an operator runs. Throws
-// Error.
+// Sets the number of threads of the default pool, 1 to 1024. Throws Error.
 void set_threads(int threads);
 
 }  // namespace efla

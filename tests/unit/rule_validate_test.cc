@@ -262,6 +262,12 @@ TEST(SetThreads, TakesOneToAThousandAndTwentyFour) {
   expect_error([] { set_threads(1025); }, "threads", "got 1025");
   set_threads(3);
   EXPECT_EQ(default_pool().threads(), 3);
+  EXPECT_EQ(default_pool(7).threads(), 3) << "the number of set_threads goes before the caller's";
+  ThreadPool* const before = &default_pool();
+  set_threads(2);
+  EXPECT_EQ(default_pool().threads(), 2);
+  set_threads(3);
+  EXPECT_EQ(&default_pool(), before) << "a pool may be in use and stays";
 }
 
 TEST(UseTarget, NamesTheTargetsThereAre) {

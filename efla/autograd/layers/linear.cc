@@ -33,14 +33,15 @@ bool is_plain(const Tensor& x, const Tensor& weight) {
 // Computes y [M, N] = x [M, D] weightᵀ, without gradients.
 void product(const Tensor& x, const Tensor& weight, Tensor& y) {
   if (x.size(0) <= kFewRows) {
-    linear_forward({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)});
+    linear_forward({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)},
+                   {.context = context_of(x)});
     return;
   }
   if (at::get_num_threads() > 1) {
     at::mm_out(y, x, weight.t());
     return;
   }
-  default_pool().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
+  context_of(x).threads().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
     compute_on_this_thread_only();
     const at::NoGradGuard no_grad;  // because the setting belongs to the thread
     const std::int64_t begin = block * kBlock, end = std::min(x.size(0), begin + kBlock);
