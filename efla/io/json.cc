@@ -5,47 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <iterator>
 
 #include "efla/io/content_error.h"
 #include "efla/io/descriptor.h"
 
 namespace efla::io {
 namespace {
-
-// No metric or configuration is nested deeper. nlohmann's destructor of nested values is recursive.
-constexpr int kMaxDepth = 256;
-
-// Iterates over bytes and counts the bytes that were read, because the parser does not say where it is.
-struct CountingIterator {
-  using iterator_category = std::input_iterator_tag;
-  using value_type = std::uint8_t;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const std::uint8_t*;
-  using reference = const std::uint8_t&;
-
-  reference operator*() const { return *at; }
-  CountingIterator& operator++() {
-    ++at;
-    ++*read;
-    return *this;
-  }
-  bool operator==(const CountingIterator& other) const { return at == other.at; }
-
-  pointer at;
-  std::size_t* read;
-};
-
-// Returns the start of the number that the parser has just read. `read` counts one byte after the number unless the
-// text ends with the number.
-std::size_t start_of_number(ByteView text, std::size_t read) {
-  const auto in_number = [&](std::size_t i) {
-    return std::string_view("+-.0123456789Ee").find(static_cast<char>(text[i])) != std::string_view::npos;
-  };
-  if (read > 0 && !in_number(read - 1)) --read;
-  while (read > 0 && in_number(read - 1)) --read;
-  return read;
-}
 
 // Returns the size of a text up to and including its last newline.
 std::size_t whole_lines(ByteView text) {
@@ -71,31 +36,6 @@ std::optional<Difference> difference_at(const std::string& path, const nlohmann:
 }
 
 }  // namespace
-
-nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start) {
-  std::size_t read = 0;
-  const auto limit_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kMaxDepth) {
-      fail_at(path, start + read - 1, "JSON nested deeper than " + std::to_string(kMaxDepth));
-    }
-    return true;
-  };
-  try {
-    const CountingIterator begin{text.data(), &read}, end{text.data() + text.size(), &read};
-    return nlohmann::json::parse(begin, end, limit_depth);
-  } catch (const nlohmann::json::parse_error& error) {
-    // nlohmann counts bytes from 1, and returns 0 for an empty text.
-    const auto offset = start + (error.byte > 0 ? error.byte - 1 : 0);
-    const std::string_view reason = error.what();
-    const auto says = [&](std::string_view words) { return reason.find(words) != std::string_view::npos; };
-    fail_at(path, offset,
-            says("ill-formed UTF-8") ? "not JSON: not UTF-8"
-            : says("surrogate")      ? "not JSON: half of a surrogate pair"
-                                     : "not JSON");
-  } catch (const nlohmann::json::out_of_range&) {
-    fail_at(path, start + start_of_number(text, read), "a number beyond float64");
-  }
-}
 
 nlohmann::json read_json(const std::filesystem::path& path) {
   const auto text = read_file(path);

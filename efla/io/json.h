@@ -1,10 +1,13 @@
 // JSON files and JSON lines (one value per line, the format of metrics).
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -13,9 +16,33 @@
 
 namespace efla::io {
 
-// Parses a text that starts at byte `start` of a file. Throws IoError(content) with the byte offset if the text is not
-// JSON, is nested deeper than 256 levels, or has a number beyond float64.
+// Parses a text that starts at byte `start` of a file, in a time that is linear in its size. Throws IoError(content)
+// with the byte offset if the text is not JSON, is nested deeper than 256 levels, or has a number beyond float64.
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start = 0);
+
+// A value whose end needs no memory. The destructor of nlohmann::json allocates memory for the values inside of a
+// value, and ends the process if there is none.
+class JsonDocument {
+ public:
+  // Called before memory is allocated (bytes > 0) and after it is freed (bytes < 0), in steps of about 64 KiB. What it
+  // throws ends the parsing.
+  using Hold = std::function<void(std::ptrdiff_t bytes)>;
+
+  // Parses a text as parse_json does. Reports the memory of the value to `hold`, and while it parses also the memory
+  // of the longest text in it.
+  JsonDocument(ByteView text, const std::string& path, std::size_t start = 0, const Hold& hold = {});
+  ~JsonDocument();
+  JsonDocument(const JsonDocument&) = delete;
+  JsonDocument& operator=(const JsonDocument&) = delete;
+
+  const nlohmann::json& value() const { return value_; }
+  std::size_t bytes() const { return bytes_; }  // of the value, in memory
+  nlohmann::json take() { return std::move(value_); }
+
+ private:
+  nlohmann::json value_;
+  std::size_t bytes_ = 0;
+};
 
 // Reads the value in a file. Throws IoError(content) with the byte offset if the file is not JSON.
 nlohmann::json read_json(const std::filesystem::path& path);

@@ -1,10 +1,15 @@
 #include "efla/io/json.h"
 
+#include <algorithm>
+#include <chrono>
 #include <limits>
+#include <memory>
+#include <new>
 
 #include <gtest/gtest.h>
 
 #include "tests/support/expect_error.h"
+#include "tests/support/no_memory.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::io {
@@ -24,6 +29,61 @@ TEST(ReadJson, NamesTheByteWhereItBreaks) {
   expect_bad_content([&] { read_json(write_text(folder / "d", "1e999")); }, 0, "beyond float64");
   expect_bad_content([&] { read_json(write_text(folder / "e", R"({"x": [1, -1e999]})")); }, 10, "beyond float64");
   expect_bad_content([&] { read_json(write_text(folder / "f", std::string(100'000, '['))); }, 257, "nested deeper");
+}
+
+TEST(ParseJson, ObjectsInAListTakeNoLongerThanLists) {
+  const auto seconds = [](const std::string& value) {
+    std::string text = "[" + value;
+    for (int i = 1; i < 40'000; ++i) text += "," + value;
+    text += "]";
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_EQ(parse_json(as_bytes(text), "text").size(), 40'000U);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  double lists = seconds("[]"), objects = seconds("{}");
+  for (int i = 0; i < 4; ++i) {
+    lists = std::min(lists, seconds("[]"));
+    objects = std::min(objects, seconds("{}"));
+  }
+  EXPECT_LT(objects, 8 * lists);  // hundreds of times as long if each object walked through the list
+}
+
+TEST(ParseJson, OfEqualNamesTheLastCounts) {
+  EXPECT_EQ(parse_json(as_bytes(R"({"a": [[1], {"b": 2}], "a": {"c": [true, null, "x", -1, 2.5]}})"), "text"),
+            (nlohmann::json{{"a", {{"c", {true, nullptr, "x", -1, 2.5}}}}}));
+}
+
+TEST(JsonDocument, ReportsItsMemoryBeforeItTakesIt) {
+  std::string text = "[";
+  for (int i = 0; i < 100'000; ++i) text += R"({"name": [1, "a text that is longer than a std::string"]},)";
+  text.back() = ']';
+  std::ptrdiff_t held = 0, most = 0;
+  const auto hold = [&](std::ptrdiff_t bytes) { most = std::max(most, held += bytes); };
+  {
+    const JsonDocument document(as_bytes(text), "text", 0, hold);
+    EXPECT_EQ(document.bytes(), static_cast<std::size_t>(held));
+    EXPECT_GT(document.bytes(), 100'000 * sizeof(nlohmann::json) * 5);
+  }
+  std::ptrdiff_t now = 0;
+  const auto refuse = [&](std::ptrdiff_t bytes) {
+    if (now + bytes > most / 2) throw std::bad_alloc();
+    now += bytes;
+  };
+  EXPECT_THROW(JsonDocument(as_bytes(text), "text", 0, refuse), std::bad_alloc);
+  EXPECT_EQ(now, 0);
+  text.back() = ',';
+  now = -most;
+  expect_bad_content([&] { JsonDocument(as_bytes(text), "text", 0, refuse); }, static_cast<std::int64_t>(text.size()),
+                     "not JSON");
+  EXPECT_EQ(now, -most);
+}
+
+TEST(JsonDocument, EndsWithoutMemory) {
+  const auto text = std::string(R"({"a": [[1, {}], [2, {"a": [[]]}]], "b": {"c": ["d"]}, "e": )") +
+                    std::string(255, '[') + std::string(255, ']') + "}";
+  auto document = std::make_unique<JsonDocument>(as_bytes(text), "text");
+  const test::NoMemory none;
+  document.reset();  // otherwise the process ends
 }
 
 TEST(JsonLines, AreWrittenAndReadBack) {

@@ -1,0 +1,42 @@
+#include "tests/support/no_memory.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace efla::test {
+namespace {
+
+constexpr std::int64_t kNever = INT64_MAX;
+
+thread_local bool none_here = false;
+std::atomic<std::int64_t> allocations_left = kNever;  // before the one that fails
+std::atomic<std::size_t> least_bytes = 0;
+
+void* allocate(std::size_t size) {
+  const bool counts = size >= least_bytes && allocations_left < kNever;
+  if (none_here || (counts && allocations_left-- == 0)) throw std::bad_alloc();
+  if (void* memory = std::malloc(size > 0 ? size : 1)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+NoMemory::NoMemory() { none_here = true; }
+NoMemory::~NoMemory() { none_here = false; }
+
+OneFailure::OneFailure(std::int64_t nth, std::size_t bytes) {
+  least_bytes = bytes;
+  allocations_left = nth;
+}
+OneFailure::~OneFailure() { allocations_left = kNever; }
+bool OneFailure::happened() { return allocations_left < 0; }
+
+}  // namespace efla::test
+
+void* operator new(std::size_t size) { return efla::test::allocate(size); }
+void* operator new[](std::size_t size) { return efla::test::allocate(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }

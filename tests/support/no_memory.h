@@ -1,0 +1,30 @@
+// Lets allocations fail. Only for programs that link no_memory.cc, which replaces operator new.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace efla::test {
+
+// While the object lives, every allocation of this thread fails.
+class NoMemory {
+ public:
+  NoMemory();
+  ~NoMemory();
+  NoMemory(const NoMemory&) = delete;
+  NoMemory& operator=(const NoMemory&) = delete;
+};
+
+// While the object lives, one allocation of the process fails: the one with the number `nth`, from 0, among those of at
+// least `bytes` bytes, on any thread.
+class OneFailure {
+ public:
+  explicit OneFailure(std::int64_t nth, std::size_t bytes = 0);
+  ~OneFailure();
+  OneFailure(const OneFailure&) = delete;
+  OneFailure& operator=(const OneFailure&) = delete;
+
+  static bool happened();
+};
+
+}  // namespace efla::test
