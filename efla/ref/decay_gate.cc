@@ -16,8 +16,9 @@ struct GatedDecay {
 template <class Problem>
 GatedDecay decay_at(const Problem& p, std::int64_t row, std::int64_t column) {
   const std::int64_t head = column / (p.z.extent[1] / p.a_log.extent[0]);
-  const double rate = std::exp(static_cast<double>(p.a_log(head)));
-  const double x = static_cast<double>(to_float(p.z(row, column))) + p.bias(column);
+  const double a_log = p.a_log(head), rate = std::exp(factor_log_rate(a_log));
+  const double x =
+      static_cast<double>(to_float(p.z(row, column))) + p.bias(column) + rest_of_log_rate(a_log, p.activation);
   const bool softplus = p.activation == DecayActivation::softplus;
   const double y = softplus ? x : rate * x, e = std::exp(-std::abs(y)), sigma = (y >= 0 ? 1 : e) / (1 + e);
   if (softplus) {

@@ -16,7 +16,8 @@ namespace efla {
 //   sigmoid    g = bound · σ(rate · x)
 //
 // T is float or bfloat16. Beside the rate, exponentials are taken of −|x| and −|rate · x| alone, so that no finite x
-// overflows: softplus(x) approaches x or 0, and σ(x) 1 or 0, also where x is infinite. NaN gives NaN.
+// overflows: softplus(x) approaches x or 0, and σ(x) 1 or 0, also where x is infinite. decay_activation.h bounds the
+// rate. NaN gives NaN.
 template <class T>
 struct DecayGateForward {
   View<const T, 2> z;          // [N, HV·C]

@@ -427,6 +427,34 @@ TEST(CudaDecayGate, IsExactAtTheLimits) {
   }
 }
 
+// Rates whose exponential overflows, beside softplus that underflow.
+TEST(CudaDecayGate, ARateThatOverflowsTimesASoftplusThatUnderflowsIsTheirProduct) {
+  const std::vector<double> z{-300, -104, -100, -89, -30, -1, 0, 1};
+  for (const auto activation : kDecayActivations) {
+    for (const float a_log : {89.0F, 100.0F}) {
+      DecayGateData<float> got(1, 1, static_cast<std::int64_t>(z.size()), Layout::contiguous, activation);
+      got.z.assign(z);
+      got.bias.assign(std::vector<double>(z.size(), 0));
+      got.a_log.assign({a_log});
+      DecayGateData<float> expected(got);
+      ref::decay_gate(expected.forward());
+      run_on_gpu(got);
+      const bool softplus = activation == DecayActivation::softplus;
+      for (std::int64_t d = 0; d < std::ssize(z); ++d) {
+        SCOPED_TRACE(testing::Message() << name_of(activation) << ' ' << a_log << ' ' << z[d]);
+        const float g = got.g.view()(0, d), right = expected.g.view()(0, d), dz = got.dz.view()(0, d);
+        EXPECT_NEAR(std::exp(g), std::exp(right), 2e-6);
+        EXPECT_TRUE(std::isfinite(dz));
+        if (softplus && z[d] < -20 - (a_log - 60)) {
+          EXPECT_NEAR(g, right, 2e-5 * std::abs(right) + 1e-37);
+          EXPECT_NEAR(dz, right * expected.dg.view()(0, d), 2e-5 * std::abs(dz) + 1e-37);
+        }
+      }
+      EXPECT_TRUE(std::isfinite(got.da_log.view()(0)));
+    }
+  }
+}
+
 struct ConvCase {
   std::int64_t batch = 1, tokens = 1, channels = 1, width = 4;
   Layout layout = Layout::contiguous;

@@ -7,6 +7,7 @@ from reference import delta_rule
 from support import assert_close, inputs, state
 
 import efla
+from efla.ops._gate import channel_gate, scalar_gate
 
 PACKED = torch.tensor([0, 5, 5, 40, 70])
 
@@ -173,6 +174,23 @@ class Values(unittest.TestCase):
             self.check(efla.fused_recurrent_kda(**x, **gate), expected)
         gate["safe_gate"] = True
         self.check(efla.chunk_kda(**x, **gate), expected)
+
+    def test_rates_that_overflow(self):
+        # In float32 exp(A_log) is infinite, and softplus of all but the last of z is 0. σ(exp(A_log) · z) is at its limits.
+        z, A_log = torch.tensor([-300.0, -104.0, -200.0]).requires_grad_(), torch.tensor([100.0, 100.0, 89.0]).requires_grad_()
+        g = scalar_gate(z, A_log, None)
+        expected = -torch.exp(A_log.detach().double() + z.detach().double())
+        torch.testing.assert_close(g.double(), expected, rtol=1e-5, atol=1e-37)
+        for gradient in torch.autograd.grad(g.sum(), (z, A_log)):
+            torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-37)
+        z = torch.tensor([[-1.0, 0.0, 1.0]]).requires_grad_()
+        g = channel_gate(z, A_log[:1], None, lower_bound=-4.0)
+        self.assertEqual(g.tolist(), [[-4.0 * x for x in (0.0, 0.5, 1.0)]])
+        self.assertTrue(torch.autograd.grad(g.sum(), z)[0].isfinite().all())
+        for gate in (channel_gate(z, A_log[:1], None), channel_gate(z, A_log[:1], torch.zeros(1, 3))):
+            self.assertEqual(gate.exp().tolist(), [[0.0, 0.0, 0.0]])
+            for gradient in torch.autograd.grad((gate * gate.exp()).sum(), (z, A_log)):
+                self.assertTrue(gradient.isfinite().all())
 
     def test_one_token_in_place(self):
         for decay in (None, "scalar", "channel"):

@@ -78,6 +78,27 @@ TEST(DecayGate, ApproachesItsLimits) {
   EXPECT_EQ(row.dz, std::vector<float>(6, 0));
 }
 
+// Also in float64, where exp(a_log) overflows above 709.
+TEST(DecayGate, ARateThatOverflowsTimesASoftplusThatUnderflowsIsTheirProduct) {
+  for (const float a_log : {100.0F, 1000.0F}) {
+    GateRow row({-2.5F * a_log, -a_log - 3, -a_log + 2, -1, 0, 1});
+    row.a_log = {a_log};
+    row.run(DecayActivation::softplus);
+    const std::vector<float> g{0, -std::exp(-3.0F), -std::exp(2.0F)};
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      EXPECT_FLOAT_EQ(row.g[i], g[i]) << a_log << ' ' << i;
+      EXPECT_FLOAT_EQ(row.dz[i], g[i]) << a_log << ' ' << i;
+    }
+    for (std::size_t i = g.size(); i < row.g.size(); ++i) EXPECT_EQ(std::exp(row.g[i]), 0) << a_log << ' ' << i;
+    for (auto& dg : row.dg) dg = 0;  // because e^g is 0
+    row.run(DecayActivation::softplus);
+    EXPECT_EQ(row.dz, std::vector<float>(6, 0)) << a_log;
+    EXPECT_EQ(row.da_log[0], 0) << a_log;
+    row.run(DecayActivation::sigmoid);
+    EXPECT_EQ(row.g, (std::vector<float>{0, 0, 0, 0, -2.5F, -5})) << a_log;
+  }
+}
+
 TEST(DecayGate, NanStaysNan) {
   for (const auto activation : {DecayActivation::softplus, DecayActivation::sigmoid}) {
     GateRow row({0, std::nanf("")});

@@ -236,6 +236,30 @@ TEST(DecayGate, IsWhatTheReferenceOfTheFusedKernelComputes) {
   }
 }
 
+// In float32, where exp(a_log) overflows and softplus underflows.
+TEST(DecayGate, ARateThatOverflowsTimesASoftplusThatUnderflowsIsTheirProduct) {
+  const auto leaf = [](std::vector<float> values) { return torch::tensor(values).requires_grad_(); };
+  const auto a_log = leaf({89, 100});  // two channels each
+  for (const auto& z : {leaf({-200, -92, -103, -97}), leaf({0, -30, 5, -1})}) {
+    const auto bias = leaf({0, 1, 0, -1});
+    const auto wide = [](const Tensor& x) { return x.detach().to(torch::kDouble); };
+    const auto rate = wide(a_log).repeat_interleave(2).exp(), x = wide(z) + wide(bias);
+    const auto expected = -rate * torch::log1p(x.exp());
+    const auto g = decay_gate(z, bias, a_log, DecayActivation::softplus);
+    EXPECT_TRUE(torch::allclose(wide(g.exp()), expected.exp(), 1e-4, 1e-30)) << g;
+    const auto gradients = torch::autograd::grad({(g.exp() * torch::arange(1, 5)).sum()}, {z, bias, a_log});
+    const auto dz = -rate * torch::sigmoid(x) * expected.exp() * torch::arange(1, 5);
+    EXPECT_TRUE(torch::allclose(wide(gradients[0]), dz, 1e-4, 1e-30)) << gradients[0];
+    EXPECT_TRUE(torch::allclose(wide(gradients[1]), dz, 1e-4, 1e-30)) << gradients[1];
+    EXPECT_TRUE(torch::allclose(wide(gradients[2]), dz.view({2, 2}).sum(1), 1e-4, 1e-30)) << gradients[2];
+  }
+  const auto z = leaf({-1, 0, 1, 0}), bias = torch::zeros({4});
+  const auto g = decay_gate(z, bias, a_log, DecayActivation::sigmoid, -5.0);
+  EXPECT_TRUE(g.equal(torch::tensor({0.0, -2.5, -5.0, -2.5}))) << g;
+  for (const auto& gradient : torch::autograd::grad({g.sum()}, {z, a_log}))
+    EXPECT_TRUE(gradient.isfinite().all().item<bool>());
+}
+
 TEST(DecayGate, NamesTheTensorThatIsWrong) {
   const auto z = torch::zeros({2, 6}), bias = torch::zeros({6}), a_log = torch::zeros({3});
   const auto softplus = DecayActivation::softplus;

@@ -74,13 +74,22 @@ struct DecayGateFunction : torch::autograd::Function<DecayGateFunction> {
 Tensor composite_gate(const Tensor& z, const Tensor& bias, const Tensor& a_log, DecayActivation activation,
                       double bound) {
   const std::int64_t heads = a_log.size(0);
-  const Tensor rate = at::exp(a_log).unsqueeze(-1);  // [HV, 1]
-  const Tensor x = (z + bias).unflatten(-1, {heads, z.size(-1) / heads});
+  const DecayRate parts = decay_rate(bias, a_log, activation);
+  const Tensor rate = parts.rate.unsqueeze(-1);  // [HV, 1]
+  const Tensor x = (z + parts.bias).unflatten(-1, {heads, z.size(-1) / heads});
   const Tensor g = activation == DecayActivation::sigmoid ? bound * at::sigmoid(rate * x) : -rate * at::softplus(x);
   return g.flatten(-2);
 }
 
 }  // namespace
+
+DecayRate decay_rate(const Tensor& bias, const Tensor& a_log, DecayActivation activation) {
+  const Tensor rate = at::exp(a_log.clamp_max(kLargestLogRate<float>));
+  if (activation == DecayActivation::sigmoid) return {rate, bias};
+  const std::int64_t heads = a_log.size(0);
+  const Tensor rest = at::relu(a_log - kLargestLogRate<float>);
+  return {rate, (bias.unflatten(0, {heads, bias.size(0) / heads}) + rest.unsqueeze(-1)).flatten()};
+}
 
 Tensor decay_gate(const Tensor& z, const Tensor& bias, const Tensor& a_log, DecayActivation activation, double bound) {
   if (!z.defined() || z.dim() < 1) {

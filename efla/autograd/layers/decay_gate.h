@@ -14,4 +14,11 @@ namespace efla::autograd {
 at::Tensor decay_gate(const at::Tensor& z, const at::Tensor& bias, const at::Tensor& a_log, DecayActivation activation,
                       double bound = 0.0);
 
+// The rate and the bias [HV·C] of a decay as decay_activation.h divides a_log [HV] between them. rate is finite.
+struct DecayRate {
+  at::Tensor rate;  // [HV]
+  at::Tensor bias;  // [HV·C]
+};
+DecayRate decay_rate(const at::Tensor& bias, const at::Tensor& a_log, DecayActivation activation);
+
 }  // namespace efla::autograd

@@ -61,7 +61,7 @@ struct Place {
   }
 };
 
-// The bias and the rate exp(a_log) of a thread's columns.
+// The rate of a thread's columns, and the bias plus the rest of the rate (decay_activation.h).
 template <int kVector>
 struct Columns {
   float bias[kVector], rate[kVector];
@@ -73,8 +73,9 @@ struct Columns {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       if (first + j == end) ++head, end += channels;
-      bias[j] = p.bias(first + j);
-      rate[j] = expf(p.a_log(head));
+      const float a_log = p.a_log(head);
+      bias[j] = p.bias(first + j) + rest_of_log_rate(a_log, p.activation);
+      rate[j] = expf(factor_log_rate(a_log));
     }
   }
 };

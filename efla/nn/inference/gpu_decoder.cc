@@ -124,7 +124,7 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projec
   p.beta_factor = view_of<const float, 1>(from.beta_factor);
   if (mixer_.gate != Gate::none) {
     p.decay = view_of<const float, 2>(from.a >= 0 ? columns(from.a, heads) : projected.decay);
-    p.decay_activation = mixer_.gate == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
+    p.decay_activation = decay_activation_of(mixer_.gate);
     p.rate = view_of<const float, 1>(from.rate);
     p.decay_bias = view_of<const float, 1>(from.dt_bias);
     p.bound = static_cast<float>(config.lower_bound.value_or(kGateLowerBound));

@@ -37,7 +37,7 @@ inline void norm(const View<float, 2>& x, const Vector& weight, double eps, cons
 struct InferenceModel::Layer {
   Vector attn_norm, mlp_norm, o_norm, taps;
   Vector beta_factor;    // [HV]: beta_scale · softplus(α)
-  Vector rate, dt_bias;  // of the decay: rate exp(A_log) [HV]; bias [HV] or [HV·K]
+  Vector rate, dt_bias;  // of the decay, by autograd::decay_rate: [HV]; [HV] or [HV·K]
   Vector gate_bias;      // of the sigmoid gate [HV·V]
   PackedWeight in;       // q, k, v and, where they exist, b, a, the decay's low rank f and the gate g
   PackedWeight f_out, g_out, o_proj, gate_up, down;

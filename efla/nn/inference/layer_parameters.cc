@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include "efla/autograd/layers/decay_gate.h"
+
 namespace efla::nn {
 
 using torch::Tensor;
@@ -65,8 +67,9 @@ LayerParameters::LayerParameters(const LanguageModel& model, const MixerShape& m
   beta_factor = torch::full({mixer.config.value_heads}, mixer.config.beta_scale, attn_norm.options());
   if (const auto alpha = find("attn.alpha"); alpha.defined()) beta_factor = beta_factor * torch::softplus(alpha);
   if (mixer.gate == Gate::none) return;
-  rate = torch::exp(find("attn.A_log"));
-  dt_bias = find("attn.dt_bias");
+  const auto parts = autograd::decay_rate(find("attn.dt_bias"), find("attn.A_log"), decay_activation_of(mixer.gate));
+  rate = parts.rate;
+  dt_bias = parts.bias;
 }
 
 }  // namespace efla::nn

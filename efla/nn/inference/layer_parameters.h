@@ -42,7 +42,7 @@ struct LayerParameters {
   std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
   torch::Tensor taps;                           // [2·H·K + HV·V, W]
   torch::Tensor beta_factor;                    // [HV]: beta_scale · softplus(α)
-  torch::Tensor rate, dt_bias;                  // of the decay: rate exp(A_log) [HV]; bias [HV] or [HV·K]
+  torch::Tensor rate, dt_bias;                  // of the decay, by autograd::decay_rate: [HV]; [HV] or [HV·K]
   torch::Tensor gate_bias;                      // of the sigmoid gate [HV·V]
 };
 

@@ -297,9 +297,8 @@ Tensor Mixer::decay(const Gates& gates) const {
   if (gate_ == Gate::none) return {};
   if (gate_ == Gate::scalar) return autograd::decay_gate(gates.a, dt_bias_, a_log_, DecayActivation::softplus);
   const auto f = autograd::linear(gates.f, f_proj_out_->value);
-  const auto activation = gate_ == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
   const double bound = config_.lower_bound.value_or(kGateLowerBound);
-  return autograd::decay_gate(f, dt_bias_, a_log_, activation, bound)
+  return autograd::decay_gate(f, dt_bias_, a_log_, decay_activation_of(gate_), bound)
       .unflatten(-1, {config_.value_heads, config_.key_dim});
 }
 

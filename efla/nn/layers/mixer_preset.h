@@ -20,6 +20,11 @@ using efla::BetaActivation;  // how β is computed from a projection b of the in
 //   safe_channel  kGateLowerBound · sigmoid(exp(A_log) (f_proj x + dt_bias))    safe gate, in (kGateLowerBound, 0)
 enum class Gate { none, scalar, channel, safe_channel };
 
+// Returns the activation of a gate that is not none.
+constexpr DecayActivation decay_activation_of(Gate gate) {
+  return gate == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
+}
+
 inline constexpr double kGateLowerBound = -5.0;
 
 struct MixerPreset {

@@ -25,12 +25,22 @@ def beta_of(function: str, beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bo
     return 2 * beta if allow_neg_eigval else beta
 
 
+_LARGEST_LOG_RATE = 60.0
+
+
+def _divided(A_log: Tensor) -> tuple[Tensor, Tensor]:
+    """The rate as a factor that cannot overflow, and the rest of A_log, which softplus adds to its argument.
+
+    docs/ops/decay_gate.md describes the division. For usual A_log the factor is exp(A_log) and the rest 0.
+    """
+    A_log = widen(A_log)
+    return A_log.clamp_max(_LARGEST_LOG_RATE).exp(), F.relu(A_log - _LARGEST_LOG_RATE)
+
+
 def scalar_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
     """g = −exp(A_log) · softplus(a + dt_bias) of Gated DeltaNet. a [..., HV], A_log and dt_bias [HV]; float32."""
-    a = widen(a)
-    if dt_bias is not None:
-        a = a + widen(dt_bias)
-    return -torch.exp(widen(A_log)) * F.softplus(a)
+    rate, rest = _divided(A_log)
+    return -rate * F.softplus(widen(a) + (rest if dt_bias is None else widen(dt_bias) + rest))
 
 
 def channel_gate(f: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None = None) -> Tensor:
@@ -40,9 +50,10 @@ def channel_gate(f: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_
     [HV], dt_bias [HV · K] or [HV, K]; float32.
     """
     f = widen(f)
-    if dt_bias is not None:
-        f = f + widen(dt_bias).reshape(f.shape[-2:])
-    rate = f.new_ones([]) if A_log is None else torch.exp(widen(A_log)).unsqueeze(-1)
-    if lower_bound is None:
-        return -rate * F.softplus(f)
-    return lower_bound * torch.sigmoid(rate * f)
+    bias = None if dt_bias is None else widen(dt_bias).reshape(f.shape[-2:])
+    rate, rest = (f.new_ones([]), None) if A_log is None else (x.unsqueeze(-1) for x in _divided(A_log))
+    if lower_bound is None and rest is not None:
+        bias = rest if bias is None else bias + rest
+    if bias is not None:
+        f = f + bias
+    return -rate * F.softplus(f) if lower_bound is None else lower_bound * torch.sigmoid(rate * f)

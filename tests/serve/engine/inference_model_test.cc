@@ -174,6 +174,30 @@ INSTANTIATE_TEST_SUITE_P(Mixers, InferenceOfMixer,
                          });
 
 // One text alone, and the same text beside others, cut elsewhere, on more threads.
+// exp(A_log) overflows and the softplus underflows: no state decays, as with a rate of almost 0.
+TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
+  const auto ids = random_ids(40, 4);
+  for (const char* mixer : {"gdn", "kda"}) {
+    auto model = small_model(mixer);
+    const auto logits = [&](double a_log) {
+      const torch::NoGradGuard no_grad;
+      for (const auto& parameter : model.named_parameters()) {
+        torch::Tensor value = parameter.value();
+        if (parameter.key().ends_with("A_log")) value.fill_(a_log);
+        if (parameter.key().ends_with("dt_bias")) value.fill_(-200);
+      }
+      InferenceModel inference(model, WeightType::float32);
+      Texts texts(inference, 1, 1);
+      texts.begin(0);
+      return std::pair(model.logits(tensor_of(ids)), texts.advance({{ids}}, {0})[0]);
+    };
+    const auto expected = logits(-100), got = logits(89);
+    EXPECT_TRUE(expected.first.isfinite().all().item<bool>()) << mixer;
+    EXPECT_TRUE(torch::equal(got.first, expected.first)) << mixer;
+    EXPECT_EQ(got.second, expected.second) << mixer;
+  }
+}
+
 TEST(InferenceModel, ATextHasTheSameBitsWhateverIsBesideIt) {
   for (const std::string mixer : {"efla", "kda", "gdn"}) {
     const auto model = small_model(mixer);
