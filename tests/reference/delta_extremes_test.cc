@@ -124,6 +124,43 @@ TEST(DeltaExtremes, LongKeysWithShortSteps) {
   }
 }
 
+// Small but normal queries, which read a state that decays and is written again. The outputs of every token are right.
+TEST(DeltaExtremes, SmallQueriesOfADecayingState) {
+  ThreadPool pool(1);
+  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+    for (const double length : {1e-28, 1e-30, 1e-33, 1e-35}) {
+      DeltaCase c = case_of({"exact", 1, 1, true});
+      c.decay = decay;
+      DeltaData<float> data(c);
+      const auto multiply = [](auto& tensor, double by) {
+        std::vector<double> values = tensor.values();
+        for (double& x : values) x *= by;
+        tensor.assign(values);
+      };
+      multiply(data.q, length);
+      multiply(data.initial_state, 1e6);
+      data.g.assign(std::vector<double>(data.g.values().size(), -0.9));
+      DeltaData<double> exact(c, data);
+      run_forward("ref", exact, pool);
+      const std::vector<double> right = exact.o.values();
+      for (const std::string& target : cpu::supported_targets()) {
+        const OnTarget guard(target);
+        for (const std::string implementation : {"recurrent", "step"}) {
+          data.poison_outputs();
+          run_forward(implementation, data, pool);
+          const std::vector<double> o = data.o.values();
+          for (auto t = right.begin(); t != right.end(); t += c.value_dim) {
+            const auto got = o.begin() + (t - right.begin());
+            EXPECT_LE(distance({got, got + c.value_dim}, {t, t + c.value_dim}).rms, 5e-6)
+                << name_of(c) << ' ' << length << ' ' << implementation << ' ' << target << " token "
+                << (t - right.begin()) / c.value_dim;
+          }
+        }
+      }
+    }
+  }
+}
+
 // A token whose λ overflows makes its own output and the state NaN in every implementation; the tokens before keep
 // their outputs.
 TEST(DeltaExtremes, AnOverflowOfLambdaIsSeen) {

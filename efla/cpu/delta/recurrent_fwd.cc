@@ -15,10 +15,14 @@
 //
 //   S̃_tᵀk_t = S'_{t−1}ᵀ (c_t ⊙ k_t),    S'_t = S'_{t−1} + (k_t ⊘ c_t) u_tᵀ
 //
-// c is reset to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2⁴⁰]. Nothing
-// overflows or is lost for any decay. The decays are rounded like products; a difference of sums of g would lose
-// digits.
+// c is reset to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2]. Nothing
+// overflows or is lost for any decay. Below 2⁻⁴⁰ S' and k ⊘ c would have no room above; above 2 they would have none
+// below. A token whose k ⊙ c or q ⊙ c might lose digits, because an element is small, resets c too. The decays are
+// rounded like products; a difference of sums of g would lose digits.
 #include <unistd.h>
+
+#include <bit>
+#include <cmath>
 
 #include "efla/cpu/common/head_range.h"
 #include "efla/cpu/common/prefetch_list.h"
@@ -34,7 +38,8 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 0x1p40F;
+constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 2.0F;
+constexpr float kSmallestFactor = 0x1p-126F / kSmallestScale;  // whose products with c are normal numbers
 // Panels per sweep: two if the target has the 32 registers of AVX-512.
 constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
@@ -283,7 +288,8 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   float scale = 1.0F;
   for (std::int64_t r = 0; r < tokens; ++r) {
     scale *= c.decay.token[r * c.key_stride];
-    s.applies_pending[r] = !(scale >= kSmallestScale && scale <= kLargestScale);
+    const bool is_small = s.out_factor[r] != 0.0F && std::abs(s.out_factor[r]) < kSmallestFactor;
+    s.applies_pending[r] = is_small || !(scale >= kSmallestScale && scale <= kLargestScale);
     if (s.applies_pending[r]) {
       std::fill_n(s.scales + r * c.key_stride, c.key_stride, scale);
       scale = 1.0F;
@@ -292,6 +298,23 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
     s.out_factor[r] *= scale;
   }
   std::fill_n(c.decay.whole, c.key_stride, scale);
+}
+
+// Returns whether a row of k or q has an element, other than 0, whose product with a small c is below the normal
+// numbers and has fewer digits.
+HWY_INLINE bool has_small_elements(const float* k, const float* q, std::int64_t count) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const auto magnitude = hn::Set(du, 0x7fffffffU), one = hn::Set(du, 1U);
+  auto least = magnitude;
+  const auto add = [&](const float* x) EFLA_UNROLLED {
+    const auto bits = hn::And(hn::BitCast(du, hn::Load(FloatTag(), x)), magnitude);
+    least = hn::Min(least, hn::Sub(bits, one));  // minus 1, so that 0 becomes the largest number
+  };
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    add(k + i);
+    add(q + i);
+  }
+  return !hn::AllFalse(du, hn::Lt(least, hn::Set(du, std::bit_cast<std::uint32_t>(kSmallestFactor) - 1)));
 }
 
 // Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c. Finds the same tokens.
@@ -309,7 +332,7 @@ HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
       inside = hn::And(inside, hn::Ge(scale, hn::Set(d, kSmallestScale)));
       inside = hn::And(inside, hn::Le(scale, hn::Set(d, kLargestScale)));
     }
-    s.applies_pending[r] = !hn::AllTrue(d, inside);
+    s.applies_pending[r] = !hn::AllTrue(d, inside) || has_small_elements(c.k + row, c.q + row, c.key_stride);
     for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
       const FloatVec scale = s.applies_pending[r] ? hn::Set(d, 1.0F) : hn::Load(d, scales + i);
       const FloatVec k = hn::Load(d, c.k + row + i);
