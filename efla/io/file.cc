@@ -145,6 +145,7 @@ bool is_temporary_name(const std::string& name) { return process_of_temporary(na
 
 AtomicFile::AtomicFile(const fs::path& path) : target_(resolve_target(path)) {
   static std::atomic<unsigned> count{0};
+  buffer_.reserve(kWriteBuffer);  // before there is a file, because a constructor that throws has no destructor
   const auto folder = folder_of(target_);
   do {
     temporary_ =
@@ -152,7 +153,6 @@ AtomicFile::AtomicFile(const fs::path& path) : target_(resolve_target(path)) {
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ < 0) throw system_error(target_, "create a file in its folder");
-  buffer_.reserve(kWriteBuffer);
 }
 
 AtomicFile::~AtomicFile() {
