@@ -194,7 +194,7 @@ std::vector<DeltaCase> step_cases() {
   }
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
-      DeltaCase c{"exact", 1, 1, true, 3, 12, 2, dim, dim, 1, Layout::contiguous, true, true, false};
+      DeltaCase c{"exact", 1, 1, true, 3, 36, 2, dim, dim, 1, Layout::contiguous, true, true, false};
       c.decay = decay;
       c.gate = 0.5;
       c.group = 2;

@@ -26,6 +26,22 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Stores a vector in global memory by one instruction. nvcc divides many assignments of vectors into stores of 4 bytes,
+// of which each fills a part of the sectors that it touches.
+__device__ __forceinline__ void store_at_once(void* to, const uint2& x) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y) : "memory");
+}
+__device__ __forceinline__ void store_at_once(void* to, const uint4& x) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_at_once(void* to, const float4& x) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(x.x), "f"(x.y),
+               "f"(x.z), "f"(x.w)
+               : "memory");
+}
+
 // Loads four 8 × 8 matrices of 16-bit elements. Lane i gives the address `row` of row i % 8 of matrix i / 8. Register m
 // gets elements (lane / 4, 2 (lane % 4)) and (lane / 4, 2 (lane % 4) + 1) of matrix m.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t row) {

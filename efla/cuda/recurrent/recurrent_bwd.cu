@@ -351,8 +351,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t i_q = item % p.shape.heads, token = item / p.shape.heads, group = p.shape.group();
   const std::int64_t i_b = token / p.shape.tokens, t = token % p.shape.tokens;
   if (i_b >= p.shape.batch) return;
-  TokenRows<KD> of_token = read_rows<KD>(p.q, p.k, i_b, t, i_q, lane);
-  normalise_rows(of_token, p.rule.qk_l2norm);
+  const TokenRows<KD> of_token = normalised_rows(read_rows<KD>(p.q, p.k, i_b, t, i_q, lane), p.rule.qk_l2norm);
   const std::int64_t slice_floats = p.shape.batch * p.shape.tokens * p.shape.value_heads * layout.floats;
   float dq[KD / 32] = {}, dk[KD / 32] = {};
   for (std::int64_t i_h = i_q * group; i_h < (i_q + 1) * group; ++i_h) {

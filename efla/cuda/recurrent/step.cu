@@ -1,6 +1,7 @@
 // Decode steps (docs/ops/delta_rule_step.md): the token recurrence of rule/problem.h over one to eight tokens. Their
-// time is the reading and writing of the states. step_registers.cu has the kernel for float32 states with K = 64 or 128
-// and V a multiple of 64; this kernel takes every size. docs/design/2026-11-cuda-decode-step.md explains both.
+// time is the reading and writing of the states. step_registers.cu has the kernel for four tokens or more and float32
+// states with K = 64 or 128 and V a multiple of 64; this kernel takes every size.
+// docs/design/2026-11-cuda-decode-step.md explains both.
 //
 // A thread block has kColumns value columns of one state. It copies them to shared memory in whole rows, because memory
 // is fast in pieces of 128 bytes and more. Meanwhile each warp prepares a token. Then every warp computes its own slice
@@ -28,7 +29,7 @@ struct Layout {
   static constexpr int kPieces = kLanes * kWarps, kColumns = kPieces * kPiece;  // pieces and columns per thread block
   static constexpr int kStep = kThreads / kPieces;  // rows that a thread block copies at once
   static constexpr int kBlocks = KD > 128 ? 1 : 6;  // thread blocks per multiprocessor that registers must allow
-  static_assert(kGroups >= kPiece && kStep % 8 == 0);
+  static_assert(kGroups == kRowGroups && kGroups >= kPiece && kStep % 8 == 0);
 };
 
 template <int KD, class S>
@@ -78,9 +79,6 @@ __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
   return {pack<bfloat16>(x[0], x[1]), pack<bfloat16>(x[2], x[3]), pack<bfloat16>(x[4], x[5]),
           pack<bfloat16>(x[6], x[7])};
 }
-
-// Returns row i of a lane in group 0. A lane in group g has the row 4 g below.
-__device__ constexpr int row_of(int i) { return i / 4 * 32 + i % 4; }
 
 // Returns the lane that gets the sum of column j from sum_groups, counted from the first lane with the same columns.
 template <class L>
@@ -163,6 +161,7 @@ struct Copy {
   S* state;       // the first piece
   uint4* memory;  // its place in shared memory
   int row;        // of the first piece
+  int rows;       // of the state, 0 if it does not have the piece's first column
   int columns;    // columns of the state from the piece's first column on
 
   static constexpr int kPieces = KD / L::kStep;
@@ -174,8 +173,7 @@ struct Copy {
 #pragma unroll(kAtOnce)
     for (int i = 0; i < kPieces; ++i) {
       const int at = row + i * L::kStep;
-      f(state + i * L::kStep * states.stride[2], memory + i * L::kStep * L::kPieces, at,
-        at < states.extent[2] && columns > 0);
+      f(state + i * L::kStep * states.stride[2], memory + i * L::kStep * L::kPieces, at, at < rows);
     }
   }
 
@@ -183,7 +181,7 @@ struct Copy {
   __device__ __forceinline__ void start() const {
     for_each([&](const S* from, uint4* to, int, bool exists) {
       if constexpr (kAligned) {
-        copy_async_16(shared_address(to), exists ? from : states.data, exists ? 16 : 0);
+        copy_async_16(shared_address(to), from, exists ? 16 : 0);
       } else {
         float x[L::kPiece];
 #pragma unroll
@@ -200,7 +198,7 @@ struct Copy {
     for_each<kAtOnce>([&](S* to, const uint4* from, int at, bool exists) {
       if (!exists) return;
       if constexpr (kAligned) {
-        *reinterpret_cast<uint4*>(to) = value(at, *from);
+        store_at_once(to, value(at, *from));
       } else {
         float x[L::kPiece];
         widen(value(at, *from), x);
@@ -224,7 +222,7 @@ __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
   const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
   const int first = blockIdx.x % blocks_per_head * L::kColumns;
   const auto read = [&](int t) { return read_token<KD, L::kColumns>(p, i_b, t, i_h, i_h / group, first, lane); };
-  StepTokenInputs<KD, L::kColumns> in;
+  StepTokenInputs<KD, L::kColumns, T> in;
   if (warp < count) in = read(warp);
   const int own = warp * L::kSlice + lane % L::kLanes * L::kPiece + column_of<L>(lane);
   const int columns = static_cast<int>(p.shape.value_dim) - first;
@@ -237,8 +235,12 @@ __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
     return;
   }
   const int row = threadIdx.x / L::kPieces, column = threadIdx.x % L::kPieces * L::kPiece;
-  const Copy<KD, kAligned, S> copy{p.states, p.states.at(slot, i_h, row, first + column),
-                                   memory.pieces + memory.index(row, column / L::kPiece), row, columns - column};
+  const Copy<KD, kAligned, S> copy{p.states,
+                                   p.states.at(slot, i_h, row, first + column),
+                                   memory.pieces + memory.index(row, column / L::kPiece),
+                                   row,
+                                   column < columns ? static_cast<int>(p.shape.key_dim) : 0,
+                                   columns - column};
   copy.start();
   for (int t = warp; t < count; t += L::kWarps) {
     finish_token(p.rule, in, lane, tokens[t]);

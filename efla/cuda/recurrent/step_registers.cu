@@ -1,11 +1,12 @@
-// Decode steps for float32 states with K = 64 or 128 and V a multiple of 64 (docs/ops/delta_rule_step.md): the token
-// recurrence of rule/problem.h over one to eight tokens. docs/design/2026-11-cuda-decode-step.md explains the choices.
+// Decode steps of four to eight tokens for float32 states with K = 64 or 128 and V a multiple of 64
+// (docs/ops/delta_rule_step.md): the token recurrence of rule/problem.h. docs/design/2026-11-cuda-decode-step.md
+// explains the choices.
 //
 // A thread block has kBlockColumns value columns of one state. Its threads read the columns directly to registers,
-// where they stay for all tokens: 16 neighbouring lanes have four columns each of a row, and each half of a warp has
-// other rows. All reads are in progress before a thread waits for one. Meanwhile the warps prepare the tokens. Sums
-// over the rows go through shared memory, with separate places for even and odd tokens, so that a token needs only one
-// barrier.
+// where they stay for all tokens: 16 neighbouring lanes have four columns each of a row, and each half of a warp is a
+// group of step_token.cuh. All reads are in progress before a thread waits for one. Meanwhile the warps prepare the
+// tokens. Sums over the rows go through shared memory, with separate places for even and odd tokens, so that a token
+// needs only one barrier. They are added in the order of step.cu.
 #include "efla/cuda/recurrent/step_registers.h"
 
 #include "efla/cuda/common/error.h"
@@ -15,13 +16,18 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kRows = 16;  // kRows: rows of a state per lane
+constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kWarps = kRowGroups / 2, kThreads = 32 * kWarps;
 
+// Thread blocks per multiprocessor that registers must allow.
 template <int KD>
-struct Layout {
-  static constexpr int kWarps = KD / (2 * kRows), kThreads = 32 * kWarps;
-  static constexpr int kBlocks = 512 / kThreads;  // per multiprocessor, with 128 registers per thread
-};
+constexpr int kBlocks = KD > 64 ? 4 : 6;
+
+// With fewer tokens step.cu is faster, which has more thread blocks per multiprocessor.
+constexpr int kFewestTokens = 4;
+
+// Rows of a state per lane.
+template <int KD>
+constexpr int kRows = KD / kRowGroups;
 
 template <int KD>
 using Token = StepToken<KD, kBlockColumns>;
@@ -33,12 +39,13 @@ __device__ __forceinline__ float element(const float4& x, int i) {
 // Returns the sums of a lane's columns over the rows of its warp: Σ s k in the first half of a warp, Σ s q in the
 // second.
 template <int KD>
-__device__ __forceinline__ float4 sum_rows(const float4 (&state)[kRows], const Token<KD>& token, int row, int lane) {
+__device__ __forceinline__ float4 sum_rows(const float4 (&state)[kRows<KD>], const Token<KD>& token, int row,
+                                           int lane) {
   float4 error{}, out{};
 #pragma unroll
-  for (int i = 0; i < kRows; i += 4) {
-    const float4 k = *reinterpret_cast<const float4*>(&token.decayed_k[row + i]);
-    const float4 q = *reinterpret_cast<const float4*>(&token.decayed_q[row + i]);
+  for (int i = 0; i < kRows<KD>; i += 4) {
+    const float4 k = *reinterpret_cast<const float4*>(&token.decayed_k[row + row_of(i)]);
+    const float4 q = *reinterpret_cast<const float4*>(&token.decayed_q[row + row_of(i)]);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       error = accumulated(error, state[i + c], element(k, c));
@@ -52,13 +59,24 @@ __device__ __forceinline__ float4 sum_rows(const float4 (&state)[kRows], const T
   return {keep.x + other(give.x), keep.y + other(give.y), keep.z + other(give.z), keep.w + other(give.w)};
 }
 
-template <int KD, class T, class L = Layout<KD>>
-__global__ void __launch_bounds__(L::kThreads, L::kBlocks)
+__device__ __forceinline__ float4 operator+(const float4& x, const float4& y) {
+  return {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+}
+
+// Returns the sum of of_warp(w) over the warps, in the order in which step.cu adds groups.
+template <class F>
+__device__ __forceinline__ auto sum_warps(F&& of_warp) {
+  static_assert(kWarps == 4);
+  return (of_warp(0) + of_warp(1)) + (of_warp(2) + of_warp(3));
+}
+
+template <int KD, class T>
+__global__ void __launch_bounds__(kThreads, kBlocks<KD>)
     step_kernel(const __grid_constant__ DeltaSteps<T, float> p, int heads, int group, int blocks_per_head,
                 float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   // S̃ᵀk and S̃ᵀq per warp, for even and odd tokens.
-  __shared__ __align__(16) float sums[2][2][L::kWarps][kBlockColumns];
+  __shared__ __align__(16) float sums[2][2][kWarps][kBlockColumns];
   auto* tokens = reinterpret_cast<Token<KD>*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.shape.tokens);
   const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
@@ -72,17 +90,19 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
     return;
   }
   // Every warp prepares a token while the state is read. Tokens from number kWarps on are prepared before.
-  StepTokenInputs<KD, kBlockColumns> in;
-  for (int t = warp + (count - 1) / L::kWarps * L::kWarps; t >= 0; t -= L::kWarps) {
+  StepTokenInputs<KD, kBlockColumns, T> in;
+  for (int t = warp + (count - 1) / kWarps * kWarps; t >= 0; t -= kWarps) {
     if (t >= count) continue;
     in = read_token<KD, kBlockColumns>(p, i_b, t, i_h, i_h / group, first, lane);
-    if (t >= L::kWarps) finish_token(p.rule, in, lane, tokens[t]);
+    if (t >= kWarps) finish_token(p.rule, in, lane, tokens[t]);
   }
-  const int half = lane / kLanes, row = (2 * warp + half) * kRows, own = lane % kLanes * 4;
+  const int half = lane / kLanes, row = 4 * (2 * warp + half), own = lane % kLanes * 4;
   float* const place = p.states.at(slot, i_h, row, first + own);
-  float4 state[kRows];
+  float4 state[kRows<KD>];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) state[i] = *reinterpret_cast<const float4*>(place + i * p.states.stride[2]);
+  for (int i = 0; i < kRows<KD>; ++i) {
+    state[i] = *reinterpret_cast<const float4*>(place + row_of(i) * p.states.stride[2]);
+  }
   if (warp < count) finish_token(p.rule, in, lane, tokens[warp]);
   __syncthreads();
 #pragma unroll 1
@@ -92,26 +112,19 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
     *reinterpret_cast<float4*>(&of_token[half][warp][own]) = sum_rows<KD>(state, token, row, lane);
     __syncthreads();
     if (gives) {
-      float error = 0, out = 0;
-#pragma unroll
-      for (int w = 0; w < L::kWarps; ++w) {
-        error += of_token[0][w][threadIdx.x];
-        out += of_token[1][w][threadIdx.x];
-      }
+      const auto& [errors, outs] = of_token;
+      const float error = sum_warps([&](int w) { return errors[w][threadIdx.x]; });
+      const float out = sum_warps([&](int w) { return outs[w][threadIdx.x]; });
       const float u = fmaf(-token.a, error, token.v[threadIdx.x]);
       o[t * p.o.stride[1]] = from_state<T>(scale * fmaf(token.q_dot_k, u, out));
     }
     if (t + 1 == count && kept < count) return;
-    float4 error{};
-#pragma unroll
-    for (int w = 0; w < L::kWarps; ++w) {
-      error = accumulated(error, *reinterpret_cast<const float4*>(&of_token[0][w][own]), 1.0F);
-    }
+    const float4 error = sum_warps([&](int w) { return *reinterpret_cast<const float4*>(&of_token[0][w][own]); });
     const float4 u = accumulated(*reinterpret_cast<const float4*>(&token.v[own]), error, -token.a);
 #pragma unroll
-    for (int i = 0; i < kRows; i += 4) {
-      const float4 k = *reinterpret_cast<const float4*>(&token.k[row + i]);
-      const float4 decay = *reinterpret_cast<const float4*>(&token.decay[row + i]);
+    for (int i = 0; i < kRows<KD>; i += 4) {
+      const float4 k = *reinterpret_cast<const float4*>(&token.k[row + row_of(i)]);
+      const float4 decay = *reinterpret_cast<const float4*>(&token.decay[row + row_of(i)]);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         float4& s = state[i + c];
@@ -121,21 +134,22 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
     }
     if (t + 1 == kept) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) *reinterpret_cast<float4*>(place + i * p.states.stride[2]) = state[i];
+      for (int i = 0; i < kRows<KD>; ++i) {
+        *reinterpret_cast<float4*>(place + row_of(i) * p.states.stride[2]) = state[i];
+      }
     }
   }
 }
 
 template <int KD, class T>
 void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
-  using L = Layout<KD>;
-  static_assert(L::kThreads >= kBlockColumns);
+  static_assert(kThreads >= kBlockColumns);
   // More shared memory than the default would need an attribute of the kernel.
-  static_assert(kMaxStepTokens * sizeof(Token<KD>) + 4 * L::kWarps * kBlockColumns * sizeof(float) <= 48 * 1024);
+  static_assert(kMaxStepTokens * sizeof(Token<KD>) + 4 * kWarps * kBlockColumns * sizeof(float) <= 48 * 1024);
   const std::int64_t blocks_per_head = p.shape.value_dim / kBlockColumns;
   const int bytes = static_cast<int>(p.shape.tokens * sizeof(Token<KD>));
   step_kernel<KD, T>
-      <<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
+      <<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), kThreads, bytes, stream>>>(
           p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()),
           static_cast<int>(blocks_per_head), static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
   check_launch("step_fwd");
@@ -146,7 +160,8 @@ void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
 template <class T>
 bool takes_step_in_registers(const DeltaSteps<T, float>& p) {
   const bool keys = p.shape.key_dim == 64 || p.shape.key_dim == 128;
-  return keys && p.shape.value_dim % kBlockColumns == 0 && has_aligned_rows(p.states);
+  return p.shape.tokens >= kFewestTokens && keys && p.shape.value_dim % kBlockColumns == 0 &&
+         has_aligned_rows(p.states);
 }
 
 template <class T>

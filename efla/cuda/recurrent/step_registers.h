@@ -7,12 +7,12 @@
 
 namespace efla::gpu {
 
-// Returns whether step_in_registers takes a problem: K is 64 or 128, V is a multiple of 64, and rows of states can be
-// read in pieces of 16 bytes.
+// Returns whether step_in_registers takes a problem and is faster than step.cu: four tokens or more, K is 64 or 128, V
+// is a multiple of 64, and rows of states can be read in pieces of 16 bytes.
 template <class T>
 bool takes_step_in_registers(const DeltaSteps<T, float>& problem);
 
-// Computes what step_fwd (delta.h) computes.
+// Computes what step_fwd (delta.h) computes, to the same bits as step.cu.
 template <class T>
 void step_in_registers(const DeltaSteps<T, float>& problem, cudaStream_t stream);
 

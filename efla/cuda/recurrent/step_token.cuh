@@ -6,6 +6,12 @@
 
 namespace efla::gpu {
 
+// The rows of a state are divided among kRowGroups groups of neighbouring lanes: group g has four rows of every 32, 4 g
+// below the first.
+inline constexpr int kRowGroups = 8;
+// Returns row i of a lane in group 0.
+__device__ constexpr int row_of(int i) { return i / 4 * 4 * kRowGroups + i % 4; }
+
 // What a token gives to the columns of a thread block, in shared memory. k and q are after the L2 norm, decayed_k and
 // decayed_q are times `decay`, and a is the erase gain.
 template <int KD, int kColumns>
@@ -15,56 +21,58 @@ struct StepToken {
   float a, q_dot_k, unused[2];
 };
 
-// A token's inputs in the registers of a warp: element lane + 32 i of g and v.
-template <int KD, int kColumns>
+// A token's inputs in the registers of a warp, as they are in memory: element lane + 32 i of g and v.
+template <int KD, int kColumns, class T>
 struct StepTokenInputs {
   static constexpr int kValues = kColumns / 32;
-  TokenRows<KD> rows;
-  float beta, g[KD / 32], v[kValues];
+  RawRows<KD, T> rows;
+  T beta, v[kValues];
+  float g[KD / 32];
 };
 
-// Reads the inputs of token t. All reads come before any use, so that one wait for memory suffices. `first` is the
-// first value column.
+// Reads the inputs of token t. No read is used here, so that the caller can begin to read a state before it waits.
+// `first` is the first value column.
 template <int KD, int kColumns, class T, class S>
-__device__ __forceinline__ StepTokenInputs<KD, kColumns> read_token(const DeltaSteps<T, S>& p, int i_b, int t, int i_h,
-                                                                    int i_q, int first, int lane) {
-  StepTokenInputs<KD, kColumns> in;
+__device__ __forceinline__ StepTokenInputs<KD, kColumns, T> read_token(const DeltaSteps<T, S>& p, int i_b, int t,
+                                                                       int i_h, int i_q, int first, int lane) {
+  StepTokenInputs<KD, kColumns, T> in;
   in.rows = read_rows<KD>(p.q, p.k, i_b, t, i_q, lane);
-  in.beta = to_float(p.beta(i_b, t, i_h));
+  in.beta = p.beta(i_b, t, i_h);
+  // A gate per head is read KD / 32 times, as if every key channel had it.
+  const bool channels = p.rule.decay == Decay::channel;
+  const std::int64_t step = channels ? 32 * p.g.stride[3] : 0, gates = channels ? p.shape.key_dim : KD;
+  const float* g = p.g ? p.g.at(i_b, t, i_h, channels ? lane : 0) : nullptr;
 #pragma unroll
-  for (int i = 0; i < KD / 32; ++i) {
-    const int channel = p.rule.decay == Decay::channel ? lane + 32 * i : 0;
-    in.g[i] = p.g && channel < p.shape.key_dim ? p.g(i_b, t, i_h, channel) : 0.0F;
-  }
+  for (int i = 0; i < KD / 32; ++i, g += step) in.g[i] = p.g && lane + 32 * i < gates ? *g : 0.0F;
+  const T* const v = p.v.at(i_b, t, i_h, first + lane);
 #pragma unroll
   for (int i = 0; i < in.kValues; ++i) {
-    const int column = first + lane + 32 * i;
-    in.v[i] = column < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, column)) : 0.0F;
+    in.v[i] = first + lane + 32 * i < p.shape.value_dim ? v[32 * i * p.v.stride[3]] : T{};
   }
   return in;
 }
 
 // Computes a StepToken from a token's inputs. Run by one warp.
-template <int KD, int kColumns>
-__device__ __forceinline__ void finish_token(const DeltaRule& rule, StepTokenInputs<KD, kColumns>& in, int lane,
-                                             StepToken<KD, kColumns>& token) {
-  normalise_rows(in.rows, rule.qk_l2norm);
-  const float alpha = gain_alpha(rule.step, in.beta, in.rows.lambda);
-  const float b = static_cast<float>(rule.step.write_scale) * alpha, q_dot_k = dot_rows(in.rows.q, in.rows.k);
+template <int KD, int kColumns, class T>
+__device__ __forceinline__ void finish_token(const DeltaRule& rule, const StepTokenInputs<KD, kColumns, T>& in,
+                                             int lane, StepToken<KD, kColumns>& token) {
+  const TokenRows<KD> rows = normalised_rows(in.rows, rule.qk_l2norm);
+  const float alpha = gain_alpha(rule.step, to_float(in.beta), rows.lambda);
+  const float b = static_cast<float>(rule.step.write_scale) * alpha;
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
     const float decay = expf(in.g[i]);
     token.decay[key] = decay;
-    token.k[key] = in.rows.k[i];
-    token.decayed_k[key] = decay * in.rows.k[i];
-    token.decayed_q[key] = decay * in.rows.q[i];
+    token.k[key] = rows.k[i];
+    token.decayed_k[key] = decay * rows.k[i];
+    token.decayed_q[key] = decay * rows.q[i];
   }
 #pragma unroll
-  for (int i = 0; i < in.kValues; ++i) token.v[lane + 32 * i] = b * in.v[i];
+  for (int i = 0; i < in.kValues; ++i) token.v[lane + 32 * i] = b * to_float(in.v[i]);
   if (lane == 0) {
     token.a = static_cast<float>(rule.step.erase_scale) * alpha;
-    token.q_dot_k = q_dot_k;
+    token.q_dot_k = rows.q_dot_k;
   }
 }
 

@@ -17,24 +17,39 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Reads a row [K] of a token, with zeros beyond K.
+// Returns the sums of both members over the lanes of a warp. Their shuffles overlap.
+__device__ __forceinline__ float2 warp_sum(float2 x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x.x += __shfl_xor_sync(0xffffffffU, x.x, offset);
+    x.y += __shfl_xor_sync(0xffffffffU, x.y, offset);
+  }
+  return x;
+}
+
+// Reads a row [K] of a token, with zeros beyond K. The elements stay in the type of memory, so that the thread does not
+// wait for them here.
 template <int KD, class T>
 __device__ __forceinline__ void read_row(const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
-                                         std::int64_t i_h, int lane, float (&row)[KD / 32]) {
+                                         std::int64_t i_h, int lane, T (&row)[KD / 32]) {
   const T* from = view.at(i_b, t, i_h, lane);
 #pragma unroll
-  for (int i = 0; i < KD / 32; ++i) {
-    row[i] = lane + 32 * i < view.extent[3] ? to_float(from[32 * i * view.stride[3]]) : 0.0F;
-  }
+  for (int i = 0; i < KD / 32; ++i) row[i] = lane + 32 * i < view.extent[3] ? from[32 * i * view.stride[3]] : T{};
+}
+
+// Returns a lane's part of the product of two rows.
+template <int kCount>
+__device__ __forceinline__ float dot_lane(const float (&x)[kCount], const float (&y)[kCount]) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum += x[i] * y[i];
+  return sum;
 }
 
 // Returns the product of two rows, summed over all lanes.
 template <int kCount>
 __device__ __forceinline__ float dot_rows(const float (&x)[kCount], const float (&y)[kCount]) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) sum += x[i] * y[i];
-  return warp_sum(sum);
+  return warp_sum(dot_lane(x, y));
 }
 
 // Returns acc + s x.
@@ -42,38 +57,54 @@ __device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s
   return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
 }
 
-// A token's query and key, after the L2 norm if the rule has one, and the factors of the norm.
-template <int KD>
-struct TokenRows {
-  float q[KD / 32], k[KD / 32];
-  float q_factor = 1, k_factor = 1;
-  float lambda;  // Σk²
+// A token's query and key as they are in memory.
+template <int KD, class T>
+struct RawRows {
+  T q[KD / 32], k[KD / 32];
 };
 
 // Reads the rows of q and k. Both reads come before any use, so that one wait for memory suffices.
 template <int KD, class T>
-__device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, const View<const T, 4>& k,
-                                                   std::int64_t i_b, std::int64_t t, std::int64_t i_q, int lane) {
-  TokenRows<KD> rows;
+__device__ __forceinline__ RawRows<KD, T> read_rows(const View<const T, 4>& q, const View<const T, 4>& k,
+                                                    std::int64_t i_b, std::int64_t t, std::int64_t i_q, int lane) {
+  RawRows<KD, T> rows;
   read_row<KD>(q, i_b, t, i_q, lane, rows.q);
   read_row<KD>(k, i_b, t, i_q, lane, rows.k);
   return rows;
 }
 
-// Applies the L2 norm if the rule has one, and computes λ.
+// A token's query and key, after the L2 norm if the rule has one, and the factors of the norm.
 template <int KD>
-__device__ __forceinline__ void normalise_rows(TokenRows<KD>& rows, bool l2norm) {
-  rows.lambda = dot_rows(rows.k, rows.k);
-  if (!l2norm) return;
-  constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
-  rows.q_factor = 1 / sqrtf(dot_rows(rows.q, rows.q) + kEpsilon);
-  rows.k_factor = 1 / sqrtf(rows.lambda + kEpsilon);
+struct TokenRows {
+  float q[KD / 32], k[KD / 32];
+  float q_factor = 1, k_factor = 1;
+  float lambda, q_dot_k;  // Σk² and q·k
+};
+
+// Applies the L2 norm if the rule has one, and computes λ and q·k.
+template <int KD, class T>
+__device__ __forceinline__ TokenRows<KD> normalised_rows(const RawRows<KD, T>& raw, bool l2norm) {
+  TokenRows<KD> rows;
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
-    rows.q[i] *= rows.q_factor;
-    rows.k[i] *= rows.k_factor;
+    rows.q[i] = to_float(raw.q[i]);
+    rows.k[i] = to_float(raw.k[i]);
   }
-  rows.lambda = dot_rows(rows.k, rows.k);
+  if (l2norm) {
+    constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
+    const float2 squares = warp_sum(float2{dot_lane(rows.q, rows.q), dot_lane(rows.k, rows.k)});
+    rows.q_factor = 1 / sqrtf(squares.x + kEpsilon);
+    rows.k_factor = 1 / sqrtf(squares.y + kEpsilon);
+#pragma unroll
+    for (int i = 0; i < KD / 32; ++i) {
+      rows.q[i] *= rows.q_factor;
+      rows.k[i] *= rows.k_factor;
+    }
+  }
+  const float2 products = warp_sum(float2{dot_lane(rows.k, rows.k), dot_lane(rows.q, rows.k)});
+  rows.lambda = products.x;
+  rows.q_dot_k = products.y;
+  return rows;
 }
 
 // What kTokens tokens give to kSlice value columns, in shared memory: float32, after the L2 norm. Keys beyond K and
@@ -91,8 +122,8 @@ struct TokenStage {
 template <int KD, bool kChannel, int kSlice, int kTokens, class Problem>
 __device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h, std::int64_t first,
                             int r, int lane, TokenStage<KD, kChannel, kSlice, kTokens>& stage) {
-  TokenRows<KD> rows = read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane);
-  normalise_rows(rows, p.rule.qk_l2norm);
+  const TokenRows<KD> rows =
+      normalised_rows(read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane), p.rule.qk_l2norm);
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
