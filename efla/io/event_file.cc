@@ -9,21 +9,11 @@
 #include <chrono>
 #include <cmath>
 
+#include "efla/io/crc32c.h"
 #include "efla/io/descriptor.h"
 
 namespace efla::io {
 namespace {
-
-constexpr std::array<std::uint32_t, 256> make_table() {
-  constexpr std::uint32_t kReversedPolynomial = 0x82F63B78U;
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t byte = 0; byte < 256; ++byte) {
-    std::uint32_t x = byte;
-    for (int bit = 0; bit < 8; ++bit) x = (x >> 1) ^ ((x & 1U) != 0 ? kReversedPolynomial : 0U);
-    table[byte] = x;
-  }
-  return table;
-}
 
 template <class T>
 std::string little_endian(T value) {
@@ -56,13 +46,6 @@ std::string field(std::uint32_t number, const std::string& bytes) {
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
-
-std::uint32_t crc32c(ByteView bytes) {
-  static constexpr auto kTable = make_table();
-  std::uint32_t x = 0xFFFFFFFFU;
-  for (const std::uint8_t byte : bytes) x = kTable[(x ^ byte) & 0xFFU] ^ (x >> 8);
-  return ~x;
-}
 
 std::string tf_record(std::string_view data) {
   const std::string length = little_endian<std::uint64_t>(data.size());

@@ -12,9 +12,6 @@
 
 namespace efla::io {
 
-// Returns the CRC-32C of the bytes (Castagnoli; RFC 3720, appendix B.4).
-std::uint32_t crc32c(ByteView bytes);
-
 // Returns a record: its length, the length's checksum, the data, the data's checksum. A checksum is masked: it is
 // rotated right by 15 bits, then 0xa282ead8 is added.
 std::string tf_record(std::string_view data);

@@ -23,12 +23,6 @@ std::string hex(std::string_view bytes) {
   return text;
 }
 
-TEST(EventFile, ChecksumsAreThoseOfRfc3720) {
-  EXPECT_EQ(crc32c(as_bytes("123456789")), 0xE3069283U);
-  EXPECT_EQ(crc32c(Bytes(32, 0x00)), 0x8A9136AAU);
-  EXPECT_EQ(crc32c(Bytes(32, 0xFF)), 0x62A8AB43U);
-}
-
 // The bytes that tensorboard.summary.writer.record_writer and tensorboard's event_pb2 (2.21) make of the same values.
 TEST(EventFile, RecordsAndMessagesAreTensorBoards) {
   EXPECT_EQ(hex(tf_record("abc")), "0300000000000000b099490e6162636e57f121");

@@ -1,5 +1,6 @@
 #include "efla/io/safetensors/safetensors.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -42,7 +43,9 @@ TEST(SafetensorsWriter, GivesTheExactBytesOfTheFormat) {
                     std::vector<NamedTensor>{{"w\"1", TensorType::F32, {2, 1}, as_bytes(a)},
                                              {"b", TensorType::BOOL, {3}, as_bytes(b)}},
                     {{"format", "pt"}});
-  const std::string header = R"({"__metadata__":{"format":"pt"},"w\"1":{"dtype":"F32","shape":[2,1],)"
+  // The checksums were computed bit by bit in Python: of the metadata, of the first and of the second tensor.
+  const std::string header = R"({"__metadata__":{"efla.crc32c":"719c1197e76e1aa974839b57","format":"pt"},)"
+                             R"("w\"1":{"dtype":"F32","shape":[2,1],)"
                              R"("data_offsets":[0,8]},"b":{"dtype":"BOOL","shape":[3],"data_offsets":[8,11]}})";
   const auto text = read_text(folder / "f");
   EXPECT_EQ(text.substr(8, header.size()), header);
@@ -83,6 +86,58 @@ TEST(Safetensors, ComesBackAsItWasWritten) {
     EXPECT_EQ(file.find(t.name), &t);
   }
   EXPECT_EQ(file.find("t/F"), nullptr);
+}
+
+// Every bit of a file is flipped. In the header a flip may also change nothing (a blank behind the JSON), or make a
+// file that has no checksums (in their name).
+TEST(Safetensors, AFlippedBitIsFoundAndNamed) {
+  const auto whole = safetensors_bytes(std::vector<NamedTensor>{{"first", TensorType::F32, {2}, as_bytes("12345678")},
+                                                                {"second", TensorType::U8, {3}, as_bytes("xyz")}},
+                                       {{"format", "pt"}, {"held", "text"}});
+  const auto data = whole.size() - 11;
+  const auto metadata = parse(whole).metadata;
+  for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    SCOPED_TRACE("bit " + std::to_string(bit));
+    const std::size_t byte = bit / 8;
+    std::string changed = whole;
+    changed[byte] = static_cast<char>(changed[byte] ^ (1 << (bit % 8)));
+    if (byte >= data) {
+      const bool first = byte < data + 8;
+      expect_bad_content([&] { parse(changed); }, static_cast<std::int64_t>(data + (first ? 0 : 8)),
+                         first ? "tensor \"first\" is damaged" : "tensor \"second\" is damaged");
+      continue;
+    }
+    try {
+      const auto content = parse(changed);
+      EXPECT_EQ(content.tensors[0].name + content.tensors[1].name, "firstsecond");
+      EXPECT_TRUE(std::includes(content.metadata.begin(), content.metadata.end(), metadata.begin(), metadata.end()));
+    } catch (const IoError&) {
+    }
+  }
+}
+
+TEST(Safetensors, ChecksumsAreOfTheFileAndNotOfItsMetadata) {
+  const NamedTensor tensor{"a", TensorType::F32, {1}, as_bytes("abcd")};
+  const auto bytes = safetensors_bytes({&tensor, 1}, {{"format", "pt"}, {"signature", "0"}});
+  const auto content = parse(bytes);
+  EXPECT_EQ(content.metadata, (std::map<std::string, std::string>{{"format", "pt"}, {"signature", "0"}}));
+  EXPECT_EQ(safetensors_bytes(content.tensors, content.metadata), bytes);
+  auto signed_bytes = bytes;
+  signed_bytes.replace(bytes.find("\"0\""), 3, "\"1\"");
+  EXPECT_EQ(parse(signed_bytes).metadata.at("signature"), "1");
+}
+
+TEST(SafetensorsReader, RefusesChecksumsOfAnotherFile) {
+  const auto with = [](const std::string& digits) {
+    return file_of(
+        R"({"__metadata__":{"efla.crc32c":")" + digits + R"("},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})",
+        2);
+  };
+  expect_bad_content([&] { parse(with("0000000000000000")); },
+                     static_cast<std::int64_t>(with("0000000000000000").size() - 2),
+                     "tensor \"a\" is damaged: its checksum differs; a program that changes such a file");
+  expect_bad_content([&] { parse(with("0000000100000000")); }, -1, "the metadata is damaged");
+  expect_bad_content([&] { parse(with("")); }, -1, "has 0 digits of checksums, expected 8 for each of 1 tensors");
 }
 
 TEST(Safetensors, NoTensorsIsAFileToo) {
@@ -128,7 +183,8 @@ TEST(SafetensorsReader, FindsEveryCut) {
   }
   expect_bad_content([&] { parse(whole.substr(0, 5)); }, 5, "size of the safetensors header is cut short");
   expect_bad_content([&] { parse(whole.substr(0, 20)); }, 20, "the header is cut short: 12 bytes of");
-  expect_bad_content([&] { parse(whole.substr(0, whole.size() - 1)); }, 11, "end beyond the 3 bytes of data");
+  expect_bad_content([&] { parse(whole.substr(0, whole.size() - 1)); },
+                     static_cast<std::int64_t>(whole.find("\"a\"") + 2), "end beyond the 3 bytes of data");
   expect_bad_content([&] { parse(whole + "zz"); }, static_cast<std::int64_t>(whole.size()), "2 bytes after the end");
 }
 

@@ -41,7 +41,7 @@ struct SafetensorsContent {
 // Parses a file in memory; the tensors point into bytes. Throws IoError(content) with the byte offset for anything that
 // the format does not allow: a header that is truncated, larger than 100 MB or not the expected JSON; a name given
 // twice; an unknown dtype; a size that overflows or contradicts the shape; data that overlaps, leaves gaps, or does not
-// end at the end of the file. path is for messages.
+// end at the end of the file; a checksum that differs. The metadata returned has no checksums. path is for messages.
 SafetensorsContent parse_safetensors(ByteView bytes, const std::string& path);
 
 // A mapped file and its tensors.
@@ -60,8 +60,8 @@ class SafetensorsFile {
   SafetensorsContent content_;
 };
 
-// Writes the tensors in the given order; the data starts at a multiple of 8 bytes. Throws efla::Error before anything
-// is written if a name is given twice or is not UTF-8, or if bytes do not fit the shape.
+// Writes the tensors in the given order, with checksums; the data starts at a multiple of 8 bytes. Throws efla::Error
+// before anything is written if a name is given twice or is not UTF-8, or if bytes do not fit the shape.
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

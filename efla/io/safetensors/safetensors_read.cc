@@ -6,6 +6,7 @@
 #include "efla/base/error.h"
 #include "efla/io/content_error.h"
 #include "efla/io/safetensors/safetensors.h"
+#include "efla/io/safetensors/safetensors_checksum.h"
 #include "efla/io/safetensors/safetensors_header.h"
 
 namespace efla::io {
@@ -82,6 +83,7 @@ SafetensorsContent parse_safetensors(ByteView bytes, const std::string& path) {
     fail_at(path, kSizeField + size + position,
             fmt::format("{} bytes after the end of the last tensor", data.size() - position));
   }
+  check_checksums(bytes, content, path);
   return content;
 }
 

@@ -8,6 +8,7 @@
 
 #include "efla/base/error.h"
 #include "efla/io/safetensors/safetensors.h"
+#include "efla/io/safetensors/safetensors_checksum.h"
 
 namespace efla::io {
 namespace {
@@ -54,8 +55,7 @@ void check_size(const NamedTensor& tensor) {
 std::string header_text(std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
   std::set<std::string_view> names;
   // The object is written by hand, because an ordered_json of many keys takes quadratic time.
-  std::string text = "{";
-  if (!metadata.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata).dump();
+  std::string text = "{\"__metadata__\":" + nlohmann::json(metadata).dump();
   std::uint64_t begin = 0;
   for (const auto& tensor : tensors) {
     if (tensor.name == "__metadata__" || !names.insert(tensor.name).second) {
@@ -63,7 +63,7 @@ std::string header_text(std::span<const NamedTensor> tensors, const std::map<std
     }
     check_size(tensor);
     const auto end = begin + tensor.bytes.size();
-    text += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", text.size() > 1 ? "," : "",
+    text += fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
                         nlohmann::json(tensor.name).dump(), type_name(tensor.type), fmt::join(tensor.shape, ","), begin,
                         end);
     begin = end;
@@ -73,8 +73,9 @@ std::string header_text(std::span<const NamedTensor> tensors, const std::map<std
   return text;
 }
 
-// Returns the start of the file: the size of the header and the header.
-std::string file_start(std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
+// Returns the start of the file: the size of the header and the header, with the checksums.
+std::string file_start(std::span<const NamedTensor> tensors, std::map<std::string, std::string> metadata) {
+  add_checksums(tensors, metadata);
   std::string header;
   try {
     header = header_text(tensors, metadata);

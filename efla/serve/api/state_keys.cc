@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "efla/io/safetensors/safetensors.h"
+#include "efla/io/safetensors/safetensors_checksum.h"
 #include "efla/serve/api/error.h"
 
 namespace efla::serve {
@@ -48,7 +49,7 @@ std::size_t place_of_signature(std::string_view file) {
 std::string StateKeys::sign(std::string file) const {
   if (keys_.empty()) return file;
   auto [tensors, metadata] = io::parse_safetensors(io::as_bytes(file), "state");
-  metadata["signature"] = std::string(kSignatureDigits, '0');
+  metadata[io::kSignature] = std::string(kSignatureDigits, '0');
   std::string made = io::safetensors_bytes(tensors, metadata);
   made.replace(place_of_signature(made), kSignatureDigits, hmac(keys_.front(), made));
   return made;
