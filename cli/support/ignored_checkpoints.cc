@@ -13,8 +13,9 @@ namespace efla::cli {
 
 void report_ignored_checkpoints(const char* command, const std::filesystem::path& run) {
   for (const auto& path : io::CheckpointFolder(run).ignored()) {
-    print_or_drop(stderr, fmt::format("efla: {}: {} has no {}: it is ignored\n", command, printable(path.string()),
-                                      io::kWeightsFile));
+    const char* missing = exists(path / io::kWeightsFile) ? io::kTrainerFile : io::kWeightsFile;
+    print_or_drop(stderr,
+                  fmt::format("efla: {}: {} has no {}: it is ignored\n", command, printable(path.string()), missing));
   }
 }
 

@@ -19,7 +19,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/content_error.h"
 #include "efla/io/file.h"
-#include "efla/io/folder_lock.h"
+#include "efla/io/output_folder.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
@@ -58,6 +58,7 @@ TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
 }
 
 void convert(const std::string& command, const Arguments& arguments) {
+  io::OutputFolder folder(arguments.out, command);  // refuses it before the model is read
   report_ignored_checkpoints(command.c_str(), arguments.model);
   const auto model = nn::load_language_model(arguments.model);
   // The tokenizer goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
@@ -65,11 +66,9 @@ void convert(const std::string& command, const Arguments& arguments) {
   const bool exists = tokenizer == "bytes" || (!tokenizer.empty() && std::filesystem::exists(tokenizer));
   if (exists && command == "import") data::load_tokenizer(tokenizer);  // throws where it cannot be read
   const auto of_tokenizer = exists ? tokenizer_files(tokenizer, command == "export") : TokenizerFiles();
-  const auto lock = io::prepare_output_folder(arguments.out, command);
-  nn::save_language_model(*model, arguments.out);
-  for (const auto& [name, text] : of_tokenizer.files) {
-    io::write_file_atomically(std::filesystem::path(arguments.out) / name, text);
-  }
+  nn::save_language_model(*model, folder.path());
+  for (const auto& [name, text] : of_tokenizer.files) io::write_file_atomically(folder.path() / name, text);
+  folder.commit();
   const auto& config = model->config();
   fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
              config.num_hidden_layers, model->parameter_count(),

@@ -27,7 +27,7 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 
 bool is_complete(const fs::path& checkpoint) {
   std::error_code error;
-  return fs::exists(checkpoint / kWeightsFile, error);
+  return fs::exists(checkpoint / kWeightsFile, error) && fs::exists(checkpoint / kTrainerFile, error);
 }
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& what, const std::error_code& error) {

@@ -1,5 +1,5 @@
 // The checkpoints of a run: checkpoints/step-000100, step-000200, … in its folder. A checkpoint is complete or absent.
-// A folder of such a name without model.safetensors was made by somebody else and is no checkpoint.
+// A folder of such a name without model.safetensors or without trainer.json, which is written last, is no checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 namespace efla::io {
 
 inline constexpr const char* kCheckpointsFolder = "checkpoints";  // of a run's folder
+inline constexpr const char* kTrainerFile = "trainer.json";       // of a checkpoint
 
 class CheckpointFolder {
  public:
@@ -32,8 +33,9 @@ class CheckpointFolder {
   // Returns the paths with the name of a checkpoint that are none, by rising step.
   std::vector<std::filesystem::path> ignored() const;
 
-  // Calls write(folder), which writes model.safetensors, with a folder under a temporary name, then renames the folder.
-  // Replaces a checkpoint of the same step. If write throws, the other checkpoints stay as they were. Throws IoError.
+  // Calls write(folder), which writes model.safetensors and then trainer.json, with a folder under a temporary name,
+  // then renames the folder. Replaces a checkpoint of the same step. If write throws, the other checkpoints stay as
+  // they were. Throws IoError.
   void add(std::int64_t step, const std::function<void(const std::filesystem::path&)>& write);
 
   // Removes all but the newest `count` checkpoints.

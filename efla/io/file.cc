@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <regex>
 
@@ -62,6 +63,24 @@ pid_t process_of_temporary(const std::string& name, const std::string& target) {
   std::smatch parts;
   if (!std::regex_match(name, parts, pattern) || (!target.empty() && parts[1] != target)) return 0;
   return std::stoi(parts[2]);
+}
+
+bool is_running(pid_t process) { return ::kill(process, 0) == 0 || errno != ESRCH; }
+
+// Removes the temporary folders that AtomicFolders of killed processes left for a target. A folder with this process's
+// id is an earlier process's.
+void remove_stale_folders(const fs::path& target) {
+  const std::string start = fmt::format(".{}{}", target.filename().string(), kTemporaryMark);
+  std::error_code error;
+  for (fs::directory_iterator entry(folder_of(target), error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    pid_t process = 0;
+    if (!name.starts_with(start)) continue;
+    const auto [rest, failed] = std::from_chars(name.data() + start.size(), name.data() + name.size(), process);
+    if (failed != std::errc() || rest != name.data() + name.size() || process <= 0) continue;
+    std::error_code ignored;  // the folder may be another user's
+    if (process == ::getpid() || !is_running(process)) fs::remove_all(entry->path(), ignored);
+  }
 }
 
 // Returns the path that a write to `path` changes: the target if `path` is a link.
@@ -195,9 +214,9 @@ void AtomicFile::commit() {
 }
 
 AtomicFolder::AtomicFolder(const fs::path& path)
-    : target_(path), temporary_(folder_of(path) / fmt::format(".{}.tmp-{}", path.filename().string(), ::getpid())) {
-  std::error_code error;
-  fs::remove_all(temporary_, error);  // of an earlier process with the same process id
+    : target_(path),
+      temporary_(folder_of(path) / fmt::format(".{}{}{}", path.filename().string(), kTemporaryMark, ::getpid())) {
+  remove_stale_folders(target_);
   if (::mkdir(temporary_.c_str(), 0777) != 0) throw system_error(target_, "create a folder beside it");
 }
 
@@ -210,14 +229,19 @@ void AtomicFolder::commit() {
   sync_folder(temporary_);
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) throw system_error(target_, "rename it into place");
   committed_ = true;
-  sync_folder(folder_of(target_));
+  try {
+    sync_folder(folder_of(target_));
+  } catch (const IoError&) {
+    committed_ = ::rename(target_.c_str(), temporary_.c_str()) != 0;
+    throw;
+  }
 }
 
 void remove_stale_temporaries(const fs::path& folder, const std::string& name) {
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const auto process = process_of_temporary(entry->path().filename().string(), name);
-    if (process == 0 || (process != ::getpid() && (::kill(process, 0) == 0 || errno != ESRCH))) continue;
+    if (process == 0 || (process != ::getpid() && is_running(process))) continue;
     std::error_code ignored;  // the file may be another user's
     fs::remove(entry->path(), ignored);
   }

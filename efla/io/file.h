@@ -69,8 +69,8 @@ class AtomicFile {
 bool is_temporary_name(const std::string& name);
 
 // A folder under a hidden temporary name beside its target, for files that belong together. commit() fsyncs the folder,
-// but not its files, and renames it to the target, which must not exist. Without commit() the folder and its files are
-// removed.
+// but not its files, and renames it to the target, which must not exist or be an empty folder. Without commit() the
+// folder is removed with its files. The constructor removes what killed processes left for the same target.
 class AtomicFolder {
  public:
   explicit AtomicFolder(const std::filesystem::path& path);

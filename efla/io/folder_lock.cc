@@ -43,16 +43,6 @@ bool is_at(const std::string& path, int descriptor) {
          named.st_dev == opened.st_dev;
 }
 
-bool is_unused(const fs::path& folder) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    const auto name = entry->path().filename().string();
-    if (name != FolderLock::kFile && !is_temporary_name(name)) return false;
-  }
-  if (error) throw system_error(folder.string(), "look into the folder", error.value());
-  return true;
-}
-
 }  // namespace
 
 FolderLock::FolderLock(const fs::path& folder, std::string_view operation, std::string_view argument)
@@ -111,13 +101,37 @@ void remove_stale_lock(const fs::path& folder) {
   }
 }
 
+bool is_unused_folder(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    if (name != FolderLock::kFile && !is_temporary_name(name)) return false;
+  }
+  if (error) throw system_error(folder.string(), "look into the folder", error.value());
+  return true;
+}
+
+std::vector<fs::path> make_missing_folders(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> missing, made;
+  for (auto folder = path; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
+    missing.push_back(folder);
+  }
+  for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
+    if (fs::create_directory(*folder, error)) made.insert(made.begin(), *folder);  // false if another process made it
+    if (error) throw system_error(path.string(), "make the folder", error.value());
+  }
+  return made;
+}
+
 FolderLock prepare_output_folder(const fs::path& path, std::string_view operation, std::string_view mark) {
   const auto refuse = [&](const std::string& why) {
     throw Error(std::string(operation), "out", why, "a new or empty folder");
   };
   if (path.empty()) refuse("an empty name");
   const auto require_free = [&] {
-    if (!(!mark.empty() && fs::exists(path / mark)) && !is_unused(path)) refuse(path.string() + ", which is not empty");
+    if (!(!mark.empty() && fs::exists(path / mark)) && !is_unused_folder(path))
+      refuse(path.string() + ", which is not empty");
   };
   std::error_code error;
   const auto status = fs::status(path, error);
@@ -128,14 +142,7 @@ FolderLock prepare_output_folder(const fs::path& path, std::string_view operatio
     // refused before a lock's file is made in it.
     if (!fs::exists(path / FolderLock::kFile)) require_free();
   } else {
-    std::vector<fs::path> missing;
-    for (auto folder = path; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
-      missing.push_back(folder);
-    }
-    for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
-      if (fs::create_directory(*folder, error)) made.insert(made.begin(), *folder);  // false if another process made it
-      if (error) throw system_error(path.string(), "make the folder", error.value());
-    }
+    made = make_missing_folders(path);
   }
   FolderLock lock(path, operation, "out");
   if (lock.locks_) lock.made_ = std::move(made);

@@ -43,6 +43,12 @@ class FolderLock {
 // nothing. Does nothing where a process holds the lock, or where this process may not remove the file.
 void remove_stale_lock(const std::filesystem::path& folder);
 
+// Returns whether a folder is empty but for files that AtomicFile and FolderLock of a killed process left.
+bool is_unused_folder(const std::filesystem::path& folder);
+
+// Makes the folder and its parents where they do not exist, and returns those that it made, the innermost first.
+std::vector<std::filesystem::path> make_missing_folders(const std::filesystem::path& path);
+
 // Makes the folder and its parents, or accepts a folder that is empty or holds the file `mark`, and locks the folder.
 // Files that AtomicFile and FolderLock of a killed process left do not count. Throws Error(operation, "out", …) for
 // anything else, with nothing written. The lock's destructor removes folders that this function made and that are still

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "efla/io/checkpoint_folder.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors_folder.h"
@@ -11,7 +12,6 @@ namespace {
 
 constexpr const char* kFormat = "efla checkpoint 2";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
-constexpr const char* kTrainerFile = "trainer.json";
 
 }  // namespace
 
@@ -28,10 +28,10 @@ void write_checkpoint(const std::filesystem::path& folder, const TrainerState& s
                                           {"examples", state.examples},
                                           {"position", state.position},
                                           {"config", state.config}};
-  io::write_file_atomically(folder / kTrainerFile, trainer.dump(2) + "\n");
+  io::write_file_atomically(folder / io::kTrainerFile, trainer.dump(2) + "\n");
 }
 
-std::string trainer_file(const std::filesystem::path& folder) { return (folder / kTrainerFile).string(); }
+std::string trainer_file(const std::filesystem::path& folder) { return (folder / io::kTrainerFile).string(); }
 
 TrainerState read_trainer_state(const std::filesystem::path& folder) {
   const std::string path = trainer_file(folder);

@@ -116,6 +116,26 @@ TEST_F(Checkpoints, ATokenizerThatCannotBeReadIsNotImported) {
   refused("tokenizer.json", document.substr(0, document.size() / 2), json + "at byte ");
 }
 
+// A limit on the size of files makes the last file fail, as a full disk does.
+TEST_F(Checkpoints, AFailureLeavesNothingAndTheCommandCanBeRepeated) {
+  write_text(fs::path(model_) / "tokenizer.json", byte_level_json(byte_level_step(true)).dump());
+  const nlohmann::json config{{"eos_token", "<|eos|>"}, {"comment", std::string(1 << 20, 'x')}};
+  write_text(fs::path(model_) / "tokenizer_config.json", config.dump());
+  for (const char* command : {"import", "export"}) {
+    const auto out = folder_.file(command);
+    const auto failed = run_command({"bash", "-c",
+                                     std::string("trap '' XFSZ; ulimit -f 512; exec ") + EFLA_PROGRAM + " " + command +
+                                         " '" + model_ + "' --out '" + out + "'"});
+    EXPECT_EQ(failed.exit_code, 1) << failed.err;
+    EXPECT_NE(failed.err.find("File too large"), std::string::npos) << failed.err;
+    EXPECT_FALSE(fs::exists(out));
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder_.path()), {}), fs::exists(folder_.file("import")) ? 3 : 2);
+    const auto again = run_program({command, model_, "--out", out});
+    EXPECT_EQ(again.exit_code, 0) << again.err;
+    EXPECT_EQ(read_text(out + "/tokenizer_config.json"), config.dump());
+  }
+}
+
 TEST_F(Checkpoints, TheBytesOfARunGoAlong) {
   write_text(fs::path(model_) / "run.json", R"({"data": {"train": {"tokenizer": "bytes"}}})");
   for (const char* command : {"import", "export"}) {

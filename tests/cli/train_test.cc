@@ -213,7 +213,13 @@ TEST(EvalCommand, MeasuresARun) {
   EXPECT_NE(again.err.find("efla: eval robustness: " + run + "/checkpoints/step-000099 has no model.safetensors"),
             std::string::npos)
       << again.err;
-  std::filesystem::remove(run + "/checkpoints/step-000099");
+  std::filesystem::copy(run + "/checkpoints/step-000010/model.safetensors",
+                        run + "/checkpoints/step-000099/model.safetensors");
+  const auto alone = run_program({"eval", "robustness", run, "--json"});
+  EXPECT_EQ(alone.out, result.out);
+  EXPECT_NE(alone.err.find(run + "/checkpoints/step-000099 has no trainer.json: it is ignored"), std::string::npos)
+      << alone.err;
+  std::filesystem::remove_all(run + "/checkpoints/step-000099");
 
   const auto other = folder.file("other");
   std::filesystem::create_directories(other + "/checkpoints/step-000001");

@@ -253,7 +253,9 @@ TEST_F(ModelFolder, OfARunIsItsLatestCheckpoint) {
   for (const char* name : {"step-9", "step-10", "step-x", "other"}) {
     const auto checkpoint = folder_ / "run/checkpoints" / name;
     fs::create_directories(checkpoint);
-    for (const char* file : {"config.json", "model.safetensors"}) test::write_text(checkpoint / file, "{}");
+    for (const char* file : {"config.json", "model.safetensors", "trainer.json"}) {
+      test::write_text(checkpoint / file, "{}");
+    }
   }
   fs::create_directories(folder_ / "run/checkpoints/step-11");  // without a model
   EXPECT_EQ(language_model_folder(folder_ / "run"), folder_ / "run/checkpoints/step-10");

@@ -177,7 +177,10 @@ TEST_F(LmTraining, StopsAtAValidationLossThatIsNotFiniteAndNamesTheLastCheckpoin
 TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
   io::CheckpointFolder checkpoints(folder_ / "run");
   const auto write = [](const std::string& text) {
-    return [text](const std::filesystem::path& folder) { test::write_text(folder / "model.safetensors", text); };
+    return [text](const std::filesystem::path& folder) {
+      test::write_text(folder / "model.safetensors", text);
+      if (text != "half") test::write_text(folder / "trainer.json", text);
+    };
   };
   checkpoints.add(3, write("three"));
   EXPECT_THROW(checkpoints.add(4,
@@ -194,6 +197,8 @@ TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
   checkpoints.add(20, write("early"));
   EXPECT_EQ(checkpoints.latest()->step, 1234567);
   std::filesystem::create_directory(checkpoints.path_of(2000000));  // somebody's
+  EXPECT_EQ(checkpoints.latest()->step, 1234567);
+  test::write_text(checkpoints.path_of(2000000) / "model.safetensors", "alone");
   EXPECT_EQ(checkpoints.latest()->step, 1234567);
   EXPECT_EQ(checkpoints.ignored(), std::vector{checkpoints.path_of(2000000)});
   checkpoints.keep_newest(1);

@@ -258,6 +258,11 @@ TEST(AtomicFolder, AppearsWholeOrNotAtAll) {
     expect_io_error([&] { taken.commit(); }, IoError::Kind::system, -1, "cannot rename it into place");
   }
   EXPECT_EQ(read_text(target / "a"), "2");
+  const auto killed = folder / ".t.tmp-999999999", running = folder / ".t.tmp-1", other = folder / ".t.tmp-999999999b";
+  for (const auto& left : {killed, running, other}) std::filesystem::create_directory(left);
+  { const AtomicFolder cleans(target); }
+  EXPECT_FALSE(std::filesystem::exists(killed));
+  EXPECT_TRUE(std::filesystem::exists(running) && std::filesystem::exists(other));
   expect_io_error([&] { AtomicFolder nowhere(folder / "none" / "t"); }, IoError::Kind::missing, -1,
                   "cannot create a folder beside it");
 }
