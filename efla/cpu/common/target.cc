@@ -22,10 +22,10 @@ constexpr const char* kAmx = "AMX";
 // Returns the bits of the targets that are built and that this processor supports, best (lowest) first.
 std::vector<std::int64_t> supported() { return hwy::SupportedAndGeneratedTargets(); }
 
-// Returns whether the processor has AMX with bfloat16 and the operating system lets this process use the tile
-// registers. Linux does so only after a request.
+// Returns whether the kernels on AMX are built, the processor has AMX with bfloat16, and the operating system lets this
+// process use the tile registers. Linux does so only after a request.
 bool request_amx() {
-#if HWY_ARCH_X86_64 && defined(__linux__)
+#if HWY_ARCH_X86_64 && defined(__linux__) && !defined(EFLA_NO_AMX)
   constexpr unsigned kAmxBfloat16 = 1U << 22U, kAmxTile = 1U << 24U;  // bits of register EDX of CPUID leaf 7
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;

@@ -12,7 +12,7 @@
 
 #include "efla/cpu/delta/chunk_bwd_tiles-inl.h"
 
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET == HWY_AVX3 && !defined(EFLA_NO_AMX)
 #include "efla/cpu/delta/amx/bwd_keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -261,12 +261,12 @@ void AmxBwdGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, st
 
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3
+#endif  // HWY_TARGET == HWY_AVX3 && !defined(EFLA_NO_AMX)
 
 #if HWY_ONCE
 namespace efla::cpu {
 
-#if HWY_TARGETS & HWY_AVX3
+#if (HWY_TARGETS & HWY_AVX3) && !defined(EFLA_NO_AMX)
 bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
   const double scale = std::abs(rule.scale_for(shape.key_dim));
   return amx_takes(shape) && scale > 1e-20 && scale < 1e20;

@@ -16,7 +16,7 @@
 
 #include "efla/cpu/delta/chunk-inl.h"
 
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET == HWY_AVX3 && !defined(EFLA_NO_AMX)
 #include "efla/cpu/delta/amx/decayed_keys-inl.h"
 #include "efla/cpu/delta/amx/fading-inl.h"
 
@@ -553,12 +553,12 @@ void AmxFwdRange(const DeltaForward<bfloat16>& p, const HeadRange& range, std::b
 
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3
+#endif  // HWY_TARGET == HWY_AVX3 && !defined(EFLA_NO_AMX)
 
 #if HWY_ONCE
 namespace efla::cpu {
 
-#if HWY_TARGETS & HWY_AVX3
+#if (HWY_TARGETS & HWY_AVX3) && !defined(EFLA_NO_AMX)
 bool amx_takes(const DeltaShape& shape) { return uses_amx() && shape.key_dim % N_AVX3::kTileDepth == 0; }
 
 std::size_t amx_chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
