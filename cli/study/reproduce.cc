@@ -129,8 +129,8 @@ void add_table1(CLI::App& reproduce) {
   }
   command
       .add_option("--scale", arguments->scale,
-                  "tiny (a minute), small (hours on two cores), medium or large (47 or 340 million\n"
-                  "parameters, on a GPU)")
+                  "tiny (a minute), quick (as in scripts/demo), small (hours on two cores), medium or\n"
+                  "large (47 or 340 million parameters, on a GPU)")
       ->capture_default_str();
   command.add_option("--tokens", arguments->tokens, "Folder with the token shards train and validation")
       ->capture_default_str();

@@ -126,6 +126,9 @@ void run_study(const experiments::Study& study, const fs::path& folder, ThreadPo
   const auto report = study.report({*runs, command_line(), study_environment(pool)});
   const auto page = report::write(report, folder);
   print_tables(report);
+  for (const auto& text : {report.summary, report.caveat}) {
+    if (!text.empty()) fmt::print("{}\n\n", text);
+  }
   fmt::print("report: {}\n", page.string());
 }
 

@@ -18,6 +18,11 @@ Spread spread_of(std::span<const double> values) {
 
 double standard_error(const Spread& spread) { return spread.deviation / std::sqrt(static_cast<double>(spread.count)); }
 
+bool beyond_spread(const Spread& a, const Spread& b) {
+  const double spread = a.count > 1 && b.count > 1 ? a.deviation + b.deviation : 0.0;
+  return std::abs(a.mean - b.mean) > spread;
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return NAN;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -126,13 +126,14 @@ std::string render(const Report& report) {
   for (const auto& fact : report.facts) {
     facts += (facts.empty() ? "" : "<span aria-hidden=\"true\"> · </span>") + escape(fact);
   }
-  body += paragraph("summary", escape(report.summary));
+  const auto preamble = paragraph("meta", facts) + paragraph("summary", escape(report.summary)) +
+                        paragraph("caveat", escape(report.caveat));
   auto charts = nlohmann::ordered_json::array();
   for (const auto& section : report.sections) body += section_html(section, charts);
   return fill(page_html(), {{"command", escape(report.command)},
                             {"title", escape(report.title)},
                             {"style", std::string(page_css())},
-                            {"preamble", paragraph("meta", facts) + paragraph("caveat", escape(report.caveat))},
+                            {"preamble", preamble},
                             {"body", body},
                             {"results", script_json(report.results)},
                             {"charts", script_json(charts)},

@@ -1,7 +1,6 @@
 #include "experiments/smnist/comparison.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include "efla/eval/perturb.h"
@@ -82,10 +81,8 @@ std::vector<Group> groups_of(const std::vector<nlohmann::ordered_json>& runs) {
 
 Verdict verdict(const Spread& a, const Spread& b) {
   if (a.mean < kChance && b.mean < kChance) return Verdict::chance;
-  const double difference = a.mean - b.mean;
-  const double spread = std::isfinite(a.deviation) && std::isfinite(b.deviation) ? a.deviation + b.deviation : 0.0;
-  if (!(std::abs(difference) > spread)) return Verdict::even;
-  return difference > 0 ? Verdict::ahead : Verdict::behind;
+  if (!beyond_spread(a, b)) return Verdict::even;
+  return a.mean > b.mean ? Verdict::ahead : Verdict::behind;
 }
 
 std::vector<Comparison> compare(const Group& a, const Group& b) {

@@ -32,8 +32,7 @@ struct Group {
 // Returns the groups in the order of their first runs.
 std::vector<Group> groups_of(const std::vector<nlohmann::ordered_json>& runs);
 
-// Two spreads side by side. chance: both guess. even: the difference is within the sum of the two standard deviations.
-// With one seed on either side there is no deviation to go by, and every difference counts.
+// Two spreads side by side. chance: both guess. even: the difference is not beyond_spread.
 enum class Verdict { ahead, behind, even, chance };
 Verdict verdict(const Spread& a, const Spread& b);
 

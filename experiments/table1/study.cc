@@ -42,6 +42,15 @@ std::vector<json> best_runs(const json& settings, const std::string& mixer, cons
   return best;
 }
 
+// Returns the spread of the perplexities of runs over those that did not diverge.
+Spread perplexities_of(const std::vector<json>& runs) {
+  std::vector<double> perplexities;
+  for (const auto& run : runs) {
+    if (!run.at("diverged").get<bool>()) perplexities.push_back(run.at("perplexity"));
+  }
+  return spread_of(perplexities);
+}
+
 // Returns the name of the GPU or the processor that a run was computed on.
 std::string hardware_of(const json& run) {
   const json& environment = run.at("environment");
@@ -194,6 +203,30 @@ report::Figure loss_figure(const ordered_json& scores, const std::vector<ordered
   return figure;
 }
 
+// Returns how the perplexities of efla and deltanet differ; nothing where one of them is not in the study or diverged.
+std::string summary(const json& settings, const std::vector<ordered_json>& runs) {
+  const auto mixers = settings.at("mixers").get<std::vector<std::string>>();
+  std::vector<Spread> sides;
+  for (const char* mixer : {"efla", "deltanet"}) {
+    if (std::find(mixers.begin(), mixers.end(), mixer) == mixers.end()) return "";
+    sides.push_back(perplexities_of(best_runs(settings, mixer, runs)));
+    if (sides.back().count == 0) return "";
+  }
+  const Spread &efla = sides[0], &deltanet = sides[1];
+  const double difference = efla.mean / deltanet.mean - 1.0;
+  const bool spread = efla.count > 1 && deltanet.count > 1;
+  std::string text = "The perplexity of efla is " + report::percent(std::abs(difference)) +
+                     (difference < 0 ? " below" : " above") + " that of deltanet";
+  if (spread)
+    text += beyond_spread(efla, deltanet) ? ", beyond the spread of the seeds" : ", within the spread of the seeds";
+  text += ": " + report::plus_minus(efla, 1.0, 3) + " against " + report::plus_minus(deltanet, 1.0, 3);
+  if (!spread) return text + ". With one seed there is no spread to judge the difference by.";
+  return text + " (mean ± standard deviation over " + std::to_string(efla.count) + " and " +
+         std::to_string(deltanet.count) +
+         " runs; lower is better). A difference is called beyond the spread if it is larger than the two deviations "
+         "together.";
+}
+
 report::Report table1_report(const Plan& plan, const Outcome& outcome) {
   const json& settings = plan.settings();
   const auto& runs = outcome.runs;
@@ -206,6 +239,7 @@ report::Report table1_report(const Plan& plan, const Outcome& outcome) {
   }
   report::Report report{"efla reproduce " + plan.study(), plan.title()};
   report.caveat = settings.value("caveat", "");
+  report.summary = summary(settings, runs);
   report.results = results_of(plan.study(), settings, outcome, scores);
   report.sections = {
       {"tasks",
@@ -248,18 +282,14 @@ ordered_json score_tasks(const std::vector<json>& runs) {
 ordered_json score_models(const json& settings, const std::vector<ordered_json>& runs) {
   std::vector<ordered_json> scores;
   for (const std::string mixer : settings.at("mixers")) {
-    std::vector<double> perplexities;
     auto seeds = ordered_json::array();
     const auto best = best_runs(settings, mixer, runs);
-    for (const auto& run : best) {
-      seeds.emplace_back(run.at("seed"));
-      if (!run.at("diverged").get<bool>()) perplexities.push_back(run.at("perplexity"));
-    }
-    const Spread spread = spread_of(perplexities);
+    for (const auto& run : best) seeds.emplace_back(run.at("seed"));
+    const Spread spread = perplexities_of(best);
     scores.push_back({{"mixer", mixer},
                       {"lr", best.front().at("lr")},
                       {"seeds", seeds},
-                      {"diverged", best.size() - perplexities.size()},
+                      {"diverged", best.size() - static_cast<std::size_t>(spread.count)},
                       {"perplexity", number_or_null(spread.mean)},
                       {"standard_error", number_or_null(standard_error(spread))},
                       {"table_1", score_tasks(best)}});

@@ -5,6 +5,7 @@
 
 #include "experiments/plans.h"
 #include "experiments/table1/study.h"
+#include "tests/support/expect_text.h"
 
 namespace efla::experiments {
 namespace {
@@ -90,6 +91,36 @@ TEST(Table1, RanksMixersByTheMeanOverSeeds) {
   const auto& tables = report.sections[1].tables;
   EXPECT_EQ(tables[0].rows[0], (std::vector<std::string>{"efla", "0.01", "4.100", "0.100", "4.000, 4.200"}));
   EXPECT_EQ(tables[1].rows[1], (std::vector<std::string>{"deltanet", "6.000", "diverged"}));
+}
+
+TEST(Table1, HasRunsThatCanBeTrainedAtEveryScale) {
+  for (const char* scale : {"tiny", "quick", "small", "medium", "large"}) {
+    const Plan plan(table1_plan(), "table1", scale, {});
+    const auto& settings = plan.settings();
+    EXPECT_EQ(table1_study(plan, {"tokens", {}}, {}).runs.size(),
+              settings.at("mixers").size() * settings.at("lr").size())
+        << scale;
+  }
+}
+
+TEST(Table1, SaysFirstWhetherEflaAndDeltanetDifferBeyondTheSpread) {
+  const json given{{"mixers", {"efla", "deltanet"}}, {"lr", {0.01}}, {"seeds", {1, 2}}};
+  const auto summary = [&](const std::vector<double>& efla, const std::vector<double>& deltanet) {
+    std::vector<ordered_json> runs;
+    for (std::size_t i = 0; i < efla.size(); ++i) {
+      runs.push_back(table1_entry("efla", 0.01, static_cast<int>(i) + 1, efla[i]));
+      runs.push_back(table1_entry("deltanet", 0.01, static_cast<int>(i) + 1, deltanet[i]));
+    }
+    return tiny_table1(given).report({runs, "", {}}).summary;
+  };
+  EXPECT_CONTAINS(summary({4.0, 4.2}, {5.0, 5.2}),
+                  "19.6\u00a0% below that of deltanet, beyond the spread of the seeds: 4.100");
+  EXPECT_CONTAINS(summary({4.0, 5.0}, {4.5, 5.7}),
+                  "11.8\u00a0% below that of deltanet, within the spread of the seeds: 4.500");
+  EXPECT_CONTAINS(summary({6.0, 6.2}, {5.0, 5.2}), "19.6\u00a0% above that of deltanet, beyond the spread");
+  EXPECT_CONTAINS(summary({4.0}, {5.0}), "With one seed there is no spread");
+  const json alone{{"mixers", {"efla"}}, {"lr", {0.01}}, {"seeds", {1}}};
+  EXPECT_EQ(tiny_table1(alone).report({{table1_entry("efla", 0.01, 1, 4.0)}, "", {}}).summary, "");
 }
 
 TEST(Table1, ShowsTheTasksBesideThePaper) {

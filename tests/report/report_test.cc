@@ -51,6 +51,10 @@ TEST(Statistics, TakeMeanAndSampleDeviation) {
   EXPECT_TRUE(std::isnan(spread({0.5}).deviation));
   EXPECT_TRUE(std::isnan(standard_error(spread({0.5}))));
   EXPECT_TRUE(std::isnan(spread({}).mean));
+  EXPECT_TRUE(beyond_spread(spread({1, 3}), spread({4.9, 6.9})));
+  EXPECT_FALSE(beyond_spread(spread({1, 3}), spread({3.8, 5.8}))) << "the deviations are √2 each";
+  EXPECT_TRUE(beyond_spread(spread({1, 3}), spread({2.1}))) << "one value has no deviation";
+  EXPECT_FALSE(beyond_spread(spread({1, 3}), spread({})));
   EXPECT_EQ(median({3, 1, 2}), 2);
   EXPECT_TRUE(std::isnan(median({})));
 }
