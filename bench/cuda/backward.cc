@@ -1,5 +1,5 @@
-// Times the backward alone and after the forward. Compares gradients by chunks with gradients of the token recurrence
-// in float32.
+// Times the backward alone and after the forward, which saves states as in training. Compares gradients by chunks with
+// gradients of the token recurrence in float32.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -24,8 +24,6 @@ struct Gradients {
 };
 
 namespace {
-
-constexpr std::int64_t kInterval = 1024;  // tokens between saved states
 
 // Returns the relative RMS error of `got` against `expected`, both on the device.
 template <class T>
@@ -60,10 +58,9 @@ void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row&
     View<float, 5> states = View<float, 5>::contiguous(nullptr, extent);
     const DeviceMemory memory(static_cast<std::size_t>(states.size()) * sizeof(float));
     states.data = static_cast<float*>(memory.data());
-    DeltaForward<T> saving = forward;
-    saving.chunk_states = states;
-    saving.saved = p.saved = {interval};
-    gpu::recurrent_fwd(saving, nullptr);
+    forward.chunk_states = states;
+    forward.saved = p.saved = {interval};
+    gpu::recurrent_fwd(forward, nullptr);
     p.chunk_states = states;
     p.dq = View<T, 4>::contiguous(to.dq.device, p.q.extent);
     p.dk = View<T, 4>::contiguous(to.dk.device, p.k.extent);
@@ -85,7 +82,7 @@ void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row&
   const DeviceMemory workspace(chunks ? gpu::chunk_bwd_workspace_bytes(s, rule.rule)
                                       : gpu::recurrent_bwd_workspace_bytes(s, rule.rule)),
       forward_workspace(chunks ? gpu::chunk_fwd_workspace_bytes(s, rule.rule) : 0);
-  with_states(got, chunks ? kInterval : gpu::kRecurrentInterval, [&] {
+  with_states(got, chunks ? kTrainingInterval<T> : gpu::kRecurrentInterval, [&] {
     const auto backward = [&](cudaStream_t stream) {
       chunks ? gpu::chunk_bwd(p, workspace.workspace(), stream) : gpu::recurrent_bwd(p, workspace.workspace(), stream);
     };

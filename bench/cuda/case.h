@@ -30,6 +30,10 @@ inline const Row kRows[] = {
     {"packed 8x1024x16/64", 1, 8192, 16, 64, 8}, {"packed 8x1024x16", 1, 8192, 16, 16, 8},
 };
 
+// Tokens between the states that chunks save in training (kSavedByCudaChunks in efla/ops/delta.cc).
+template <class T = bfloat16>
+inline constexpr std::int64_t kTrainingInterval = sizeof(T) == 2 ? 1024 : 256;
+
 // Scales rows of `dim` elements to the length 1.
 template <class T>
 void normalise(std::vector<T>& values, std::int64_t dim) {

@@ -16,8 +16,7 @@
 namespace efla::bench::cuda {
 namespace {
 
-constexpr std::int64_t kFloat32Interval = 256;  // tokens between the states that chunks save in training
-constexpr double kMaxFloat32Error = 1e-5;       // of one algorithm against the other
+constexpr double kMaxFloat32Error = 1e-5;  // of one algorithm against the other
 
 // The results of an algorithm, and what calls it.
 class Run {
@@ -31,7 +30,7 @@ class Run {
         dg(c.g.host),
         chunks_(chunks),
         forward_(forward),
-        interval_(chunks ? kFloat32Interval : gpu::kRecurrentInterval),
+        interval_(chunks ? kTrainingInterval<float> : gpu::kRecurrentInterval),
         extent_{c.shape.batch, c.shape.chunks(interval_), c.shape.value_heads, c.shape.key_dim, c.shape.value_dim},
         states_(static_cast<std::size_t>(View<float, 5>::contiguous(nullptr, extent_).size()) * sizeof(float)),
         forward_workspace_(chunks ? gpu::chunk_float32_fwd_workspace_bytes(c.shape, forward.rule) : 0),

@@ -19,8 +19,6 @@
 namespace efla::bench::cuda {
 namespace {
 
-constexpr std::int64_t kTrainingInterval = 256;  // tokens between the states that training saves
-
 std::string text_of(const char* format, double x) {
   char text[40];
   std::snprintf(text, sizeof(text), format, x);
@@ -59,7 +57,7 @@ std::vector<Plan> plans(const GpuOptions& options) {
           if ((algorithm == "sweep" || algorithm == "fused") && !gpu::is_hopper()) continue;
           if (options.scaling && algorithm != "chunk") continue;
           if (algorithm != "chunk" && (algorithm == "recurrent") != divided) continue;
-          for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval}) {
+          for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval<>}) {
             plans.push_back({(interval > 0 ? "forward-saving" : "forward") + end + "/" + algorithm,
                              [=](CaseRun& run, const std::string& name) {
                                Case<> c(row, dim, rule);
@@ -78,7 +76,7 @@ std::vector<Plan> plans(const GpuOptions& options) {
       for (const Row& row : rows) {
         const std::string end =
             "/" + std::string(rule.name) + " float16/d" + std::to_string(dim) + "/" + row.name + "/";
-        for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval}) {
+        for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval<>}) {
           plans.push_back({(interval > 0 ? "forward-saving" : "forward") + end + "chunk",
                            [=](CaseRun& run, const std::string& name) {
                              Case<float16> c(row, dim, rule);

@@ -20,9 +20,11 @@ namespace {
 
 constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
 constexpr SavedStates kSavedOnCpu{};
-// With this interval the states take a quarter of the memory of q, k, v and o at K = V = 128 in bfloat16, and long
-// sequences still have several intervals, which the backward computes at the same time.
-constexpr SavedStates kSavedByCudaChunks{.interval = 256};
+// Each saved state is written by the forward and read by the backward, which computes the intervals of a sequence at
+// the same time. For elements of 16 bits longer intervals than this one save little more, and leave too few of them
+// where sequences and heads are few (docs/design/2026-11-cuda-backward.md).
+template <class T>
+constexpr SavedStates kSavedByCudaChunks{.interval = sizeof(T) == 2 ? 1024 : 256};
 
 // Whether the SIMD kernels take elements of type T.
 template <class T>
@@ -132,7 +134,7 @@ std::span<const Implementation<Problem>> forward_rows() {
       {"chunk_simd", "chunk", kCpu, refuse_simd_chunk_forward<T>, EFLA_CPU_KERNEL(T, chunk_fwd)},
       {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_fwd)},
       {"chunk_cuda", "chunk", kCuda, EFLA_CUDA_ROW(refuse_cuda_chunk_forward<T>, run_cuda_chunk_forward<T>),
-       kSavedByCudaChunks},
+       kSavedByCudaChunks<T>},
       {"recurrent_cuda", "recurrent", kCuda,
        EFLA_CUDA_ROW(refuse_cuda_recurrent_forward<T>, run_cuda_recurrent_forward<T>)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
