@@ -56,6 +56,7 @@ struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
     const DeltaRuleInput in{
         q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
     const ForwardTensors out = call_delta_rule_fwd(in, *settings);
+    if (!settings->final_state) ctx->mark_non_differentiable({out.final_state});
     if (settings->save_states) {
       ctx->save_for_backward({q, k, v, beta, in.g, in.initial_state, in.cu_seqlens, out.chunk_states});
       ctx->set_materialize_grads(false);
@@ -114,13 +115,15 @@ bool any_needs_gradient(std::initializer_list<Tensor> tensors) {
 
 }  // namespace
 
-DeltaRuleOutput delta_rule(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation) {
+DeltaRuleOutput delta_rule(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation,
+                           bool output_final_state) {
   for (const auto& [name, tensor] :
        {std::pair("q", &in.q), std::pair("k", &in.k), std::pair("v", &in.v), std::pair("beta", &in.beta)}) {
     if (!tensor->defined()) throw Error(kDeltaRule, name, "an undefined tensor", "a tensor");  // a Function takes none
   }
   DeltaRuleSettings settings{rule, implementation,
                              any_needs_gradient({in.q, in.k, in.v, in.beta, in.g, in.initial_state})};
+  settings.final_state = output_final_state;
   if (settings.save_states) settings.saved = saved_states(in, rule, implementation);
   const auto out = DeltaRuleFunction::apply(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state),
                                             optional_of(in.cu_seqlens), c10::make_intrusive<Settings>(settings));

@@ -26,7 +26,7 @@ struct DeltaRuleInput {
 
 struct DeltaRuleOutput {
   at::Tensor o;            // [B, T, HV, V], the dtype of v
-  at::Tensor final_state;  // [N, HV, K, V], float32 (float64 for float64 inputs)
+  at::Tensor final_state;  // [N, HV, K, V], float32 (float64 for float64 inputs), or no elements if not asked for
 };
 
 // Computes S̃_t = D_t S_{t−1}, S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ k_t)ᵀ, o_t = scale · S_tᵀ q_t: equation 20 of the
@@ -34,7 +34,7 @@ struct DeltaRuleOutput {
 // cu_seqlens get gradients, from both outputs. implementation is as in RunOptions (ops/implementation.h). Throws Error
 // that names the tensor.
 DeltaRuleOutput delta_rule(const DeltaRuleInput& input, const DeltaRule& rule,
-                           const std::string& implementation = "auto");
+                           const std::string& implementation = "auto", bool output_final_state = true);
 
 // Computes the same from a zero state, with q, k and v side by side in one tensor and their gradients side by side in
 // one gradient. So a mixer's fused projection needs no copies. qkv [B, T, 2·H·K + HV·V]: the heads of q, then of k,

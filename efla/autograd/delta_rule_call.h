@@ -21,6 +21,7 @@ struct DeltaRuleSettings {
   std::string implementation;
   bool save_states = false;  // for a backward
   SavedStates saved = {};    // how states are saved, if save_states is true
+  bool final_state = true;   // compute the final state
 };
 
 struct DeltaRuleGradients {
@@ -28,7 +29,7 @@ struct DeltaRuleGradients {
 };
 
 struct ForwardTensors {
-  at::Tensor o, final_state, chunk_states;  // without saved states chunk_states is undefined or has no elements
+  at::Tensor o, final_state, chunk_states;  // states that nobody asks for are undefined or have no elements
 };
 
 inline bool is_packed(const DeltaRuleInput& input) { return input.cu_seqlens.defined(); }

@@ -126,18 +126,21 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
                                               const OptionalTensor& cu_seqlens, c10::optional<double> scale,
                                               std::int64_t integrator, std::int64_t order, double erase_scale,
                                               double write_scale, bool qk_l2norm, const std::string& implementation,
-                                              std::int64_t state_interval) {
+                                              std::int64_t state_interval, bool output_final_state) {
   const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
   const DeltaRuleSettings settings{rule_of(scale, integrator, order, erase_scale, write_scale, qk_l2norm),
                                    implementation,
                                    state_interval != 0,
-                                   {state_interval}};
+                                   {state_interval},
+                                   output_final_state};
   if (state_interval < 0) throw Error(kDeltaRule, "state_interval", std::to_string(state_interval), "at least 0");
   kMeta ? check_meta(kDeltaRule, in, true) : check(in);
-  const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options()), final_state = empty_state(in);
+  const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options());
+  const Tensor final_state = output_final_state ? empty_state(in) : Tensor();
   const Tensor states = settings.save_states ? empty_chunk_states(in, settings.saved) : Tensor();
   if (!kMeta) run_forward(in, settings, {o, final_state, states});
-  return {o, final_state, states.defined() ? states : nothing(in)};
+  const auto given = [&](const Tensor& tensor) { return tensor.defined() ? tensor : nothing(in); };
+  return {o, given(final_state), given(states)};
 }
 
 template <bool kMeta>
@@ -202,14 +205,14 @@ Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
 }
 
 // The ops that a user calls: one is differentiable, the other also returns the states before every state_interval-th
-// token of a sequence.
+// token of a sequence. A final state that is not asked for has no elements.
 std::tuple<Tensor, Tensor> user_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
                                    const OptionalTensor& g, const OptionalTensor& initial_state,
                                    const OptionalTensor& cu_seqlens, c10::optional<double> scale,
                                    const std::string& step, double erase_scale, double write_scale, bool qk_l2norm,
-                                   const std::string& implementation) {
+                                   const std::string& implementation, bool output_final_state) {
   auto out = delta_rule(input_of(q, k, v, beta, g, initial_state, cu_seqlens),
-                        rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation);
+                        rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, output_final_state);
   return {std::move(out.o), std::move(out.final_state)};
 }
 
@@ -278,7 +281,7 @@ ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& in, const DeltaRuleSett
       op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
               scale_of(rule), static_cast<std::int64_t>(rule.step.integrator), rule.step.order, rule.step.erase_scale,
               rule.step.write_scale, rule.qk_l2norm, settings.implementation,
-              settings.save_states ? settings.saved.interval : 0);
+              settings.save_states ? settings.saved.interval : 0, settings.final_state);
   return {std::move(o), std::move(final_state), std::move(chunk_states)};
 }
 
@@ -305,13 +308,13 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
 
 TORCH_LIBRARY_FRAGMENT(efla, library) {
   library.def("delta_rule_fwd(" EFLA_INPUTS ", Tensor? initial_state, Tensor? cu_seqlens, " EFLA_PARSED_RULE
-              ") -> (Tensor o, Tensor final_state, Tensor chunk_states)");
+              ", bool output_final_state) -> (Tensor o, Tensor final_state, Tensor chunk_states)");
   library.def("delta_rule_bwd(" EFLA_INPUTS
               ", Tensor? initial_state, Tensor? cu_seqlens, Tensor chunk_states, Tensor dout, "
               "Tensor? dfinal_state, " EFLA_PARSED_RULE
               ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dg, Tensor dinitial_state)");
   library.def("delta_rule(" EFLA_INPUTS "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
-              ") -> (Tensor o, Tensor final_state)",
+              ", bool output_final_state=True) -> (Tensor o, Tensor final_state)",
               user_op);
   library.def("delta_rule_with_states(" EFLA_INPUTS
               "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE

@@ -103,6 +103,21 @@ TEST(DeltaRuleFunction, TakesStridedTensorsAndPackedOnesToTheSameBits) {
   EXPECT_TRUE(torch::equal(from_packed[1], from_strided[1]));
 }
 
+TEST(DeltaRuleFunction, LeavesOutAFinalStateThatNobodyAsksFor) {
+  for (const char* implementation : {"chunk", "recurrent"}) {
+    const Case c = make_case(2, 40, 3, 8, 16, torch::kFloat);
+    const DeltaRuleInput in{c.q, c.k, c.v, c.beta, c.state};
+    const auto with = delta_rule(in, exact_rule(), implementation);
+    const auto without = delta_rule(in, exact_rule(), implementation, false);
+    EXPECT_EQ(without.final_state.numel(), 0);
+    EXPECT_FALSE(without.final_state.requires_grad());
+    EXPECT_TRUE(torch::equal(without.o, with.o));
+    const auto expected = torch::autograd::grad({with.o.square().sum()}, c.all());
+    const auto got = torch::autograd::grad({without.o.square().sum()}, c.all());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], expected[i])) << "input " << i;
+  }
+}
+
 // Gradients of a decayed, grouped and packed problem: float32 against the float64 reference, and one sequence of it
 // alone.
 TEST(DeltaRuleFunction, TakesDecaysGroupedHeadsAndPackedSequences) {
@@ -227,7 +242,7 @@ TEST(DeltaRuleFunction, IsAnOpOfTheDispatcher) {
   const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule", "");
   torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state, c10::IValue(),
-                          c10::IValue(), "exact", 1.0, 1.0,    false,         "auto"};
+                          c10::IValue(), "exact", 1.0, 1.0,    false,         "auto",  true};
   op.callBoxed(&stack);
   ASSERT_EQ(stack.size(), 2U);
   EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule()).o));

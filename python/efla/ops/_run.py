@@ -151,7 +151,7 @@ def delta_rule(
 
     if not return_intermediate_states:
         try:
-            o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
+            o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments, output_final_state)
         except _check.Transformed:
             o, final_state, _ = _check.call(function, _func.DeltaRule.apply, *arguments)
         return _check.as_dtype(cut(o) if empty else o, given), laid_out(final_state) if output_final_state else None, None
