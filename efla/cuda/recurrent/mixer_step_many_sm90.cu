@@ -29,59 +29,60 @@ struct MixerScratch {
 
 constexpr int kChannelsPerThread = (kMixedChannels + kStateThreads - 1) / kStateThreads;
 
-// What a thread reads for a head: its channels of the convolution (columns in qkv, −1 for none; taps; history and this
-// token), and the scalars of its key channel and value column. Nothing is used where it is read, so that all reads are
-// in progress at once.
+// What a thread reads for a head, all of it before it uses any: its channels of the convolution (columns in qkv, −1 for
+// none; taps; history and this token), and the scalars of its key channel and value column.
 template <int kTaps>
 struct HeadInputs : HeadScalars {
-  int column[kChannelsPerThread], channel, value;  // channel: of the decays
+  int column[kChannelsPerThread];
   float* past[kChannelsPerThread];
-  float x[kChannelsPerThread][kTaps], now[kChannelsPerThread], tap[kChannelsPerThread][kTaps];
+  float x[kChannelsPerThread][kTaps], tap[kChannelsPerThread][kTaps];
 
-  // Finds a head's channels and reads the parameters, which no kernel writes, so that this need not wait for earlier
-  // kernels. with_keys: the channels of q and k too.
-  __device__ void take_head(const MixerStep& p, std::int64_t slot, int h, int i_q, bool with_keys) {
+  // with_keys: read the channels of q and k too.
+  __device__ HeadInputs(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q, bool with_keys) {
     const int width = static_cast<int>(p.taps.extent[1]), thread = static_cast<int>(threadIdx.x);
-    const int step = static_cast<int>(p.taps.stride[1]);
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) {
       const int at = thread + i * kStateThreads;
       column[i] = with_keys || at >= 2 * kStateKeys ? channel_column(p, at, i_q, h, 0, kStateColumns) : -1;
-      const int from = max(column[i], 0);
+      const int from = max(column[i], 0), row = static_cast<int>(p.history.stride[1]);
+      const int step = static_cast<int>(p.taps.stride[1]);
       past[i] = p.history.at(slot, 0, from);
       const float* const taps = p.taps.at(from, 0);
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) tap[i][j] = __ldg(taps + min(j, width - 1) * step);
+      for (int j = 0; j < kTaps; ++j) {
+        x[i][j] = j + 1 < width ? __ldcg(past[i] + j * row) : 0.0F;
+        tap[i][j] = __ldg(taps + min(j, width - 1) * step);
+      }
     }
-    channel = decay_channel(p, h, thread);
-    value = min(thread, static_cast<int>(p.shape.value_dim) - 1);
+    const int value_dim = static_cast<int>(p.shape.value_dim), value = min(thread, value_dim - 1);
+    const int channel = decay_channel(p, h, thread);
     read_parameters(p, h, channel, value);
-  }
-
-  // Reads the history and the numbers of this token.
-  __device__ void read_token(const MixerStep& p, int i_b, int h) {
-    const int width = static_cast<int>(p.taps.extent[1]), row = static_cast<int>(p.history.stride[1]);
-    const float* const other = p.qkv.at(i_b, 0);  // is read in place of what is absent
+    const float* places[kChannelsPerThread + 3];  // of this token's numbers; of another number if one is absent
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) places[i] = p.qkv.at(i_b, max(column[i], 0));
+    places[kChannelsPerThread] = p.beta ? p.beta.at(i_b, h) : places[0];
+    places[kChannelsPerThread + 1] = p.decay ? p.decay.at(i_b, channel) : places[0];
+    places[kChannelsPerThread + 2] = p.gate ? p.gate.at(i_b, h * value_dim + value) : places[0];
+    float read[kChannelsPerThread + 3];
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread + 3; ++i) read[i] = __ldcg(places[i]);
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) {
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) x[i][j] = j + 1 < width ? __ldcg(past[i] + j * row) : 0.0F;
-      now[i] = __ldcg(p.qkv.at(i_b, max(column[i], 0)));
+      for (int j = 0; j < kTaps; ++j) x[i][j] = j + 1 == width ? read[i] : x[i][j];
     }
-    beta = __ldcg(p.beta ? p.beta.at(i_b, h) : other);
-    decay = __ldcg(p.decay ? p.decay.at(i_b, channel) : other);
-    gate = __ldcg(p.gate ? p.gate.at(i_b, h * static_cast<int>(p.shape.value_dim) + value) : other);
+    beta = read[kChannelsPerThread];
+    decay = read[kChannelsPerThread + 1];
+    gate = read[kChannelsPerThread + 2];
   }
 
   // Writes the activated outputs of the convolution to `convolved`, and the history after this token.
-  __device__ void convolve(const MixerStep& p, bool with_keys, float* convolved) {
+  __device__ void convolve(const MixerStep& p, bool with_keys, float* convolved) const {
     const int width = static_cast<int>(p.taps.extent[1]), row = static_cast<int>(p.history.stride[1]);
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) {
       const int at = static_cast<int>(threadIdx.x) + i * kStateThreads;
       float sum = 0;
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) x[i][j] = j + 1 == width ? now[i] : x[i][j];
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) sum = j < width ? fmaf(tap[i][j], x[i][j], sum) : sum;
       if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys))
@@ -94,11 +95,12 @@ struct HeadInputs : HeadScalars {
   }
 };
 
-// Prefetches the history of a head's channels to the L2 cache.
+// Prefetches the taps and the history of a head's channels to the L2 cache.
 __device__ __forceinline__ void prefetch_channels(const MixerStep& p, std::int64_t slot, int h, int i_q) {
   for (int i = 0; i < kChannelsPerThread; ++i) {
     const int column = channel_column(p, static_cast<int>(threadIdx.x) + i * kStateThreads, i_q, h, 0, kStateColumns);
     if (column < 0) continue;
+    prefetch(p.taps.at(column, 0));
     for (int j = 0; j + 1 < p.taps.extent[1]; ++j) prefetch(p.history.at(slot, j, column));
   }
 }
@@ -119,12 +121,12 @@ __device__ __forceinline__ void fetch_state(const MixerStep& p, std::int64_t slo
 // are computed too; otherwise q and k of the previous call are used. The caller must wait at a barrier of the block
 // before it uses the scratch again.
 template <int kTaps>
-__device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::int64_t slot, int h, bool with_keys,
-                                             float scale, HeadInputs<kTaps>& inputs, const uint4* own,
-                                             MixerScratch& scratch) {
+__device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q,
+                                             bool with_keys, float scale, const uint4* own, MixerScratch& scratch) {
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
   const int at = h * value_dim + tid;
+  const HeadInputs<kTaps> inputs(p, i_b, slot, h, i_q, with_keys);
   inputs.convolve(p, with_keys, scratch.convolved);
   if (tid < kStateKeys) scratch.decay[tid] = inputs.decay_of(p);
   const float beta = inputs.beta_of(p);
@@ -228,8 +230,6 @@ __global__ void __launch_bounds__(kStateThreads, kTaps == kFewTaps ? kBlocks : 1
   const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
   if (block < together) prefetch_state(p, group, block);
   if (slot >= 0) prefetch_channels(p, slot, i_q * group, i_q);
-  HeadInputs<kTaps> inputs;
-  inputs.take_head(p, slot, i_q * group, i_q, true);
   let_next_kernel_begin();
   wait_for_kernels();
   if (slot < 0) {
@@ -237,13 +237,10 @@ __global__ void __launch_bounds__(kStateThreads, kTaps == kFewTaps ? kBlocks : 1
     return;
   }
   for (int h = i_q * group; h < (i_q + 1) * group; ++h) {
-    const bool with_keys = h == i_q * group;
-    if (!with_keys) inputs.take_head(p, slot, h, i_q, false);
     fetch_state(p, slot, h, own);
     copy_async_commit();
-    inputs.read_token(p, i_b, h);
-    if (with_keys) prefetch_state(p, group, block + together);
-    compute_head<kTaps>(p, i_b, slot, h, with_keys, scale, inputs, own, scratch);
+    if (h == i_q * group) prefetch_state(p, group, block + together);
+    compute_head<kTaps>(p, i_b, slot, h, i_q, h == i_q * group, scale, own, scratch);
     __syncthreads();
   }
 }
