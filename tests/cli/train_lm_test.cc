@@ -273,6 +273,23 @@ TEST_F(TrainLm, AKilledProcessEndsTheOtherWithItsRank) {
   EXPECT_NE(result.err.find("rank 1 of 2 does not answer any more"), std::string::npos) << result.err;
 }
 
+// Rank 0 has the store in which the ranks look for each other's signs of life.
+TEST_F(TrainLm, AProcessThatStandsStillEndsTheOtherWithItsRank) {
+  const auto metrics = path("run") + "/metrics.jsonl";
+  const auto line = shell_line(train("run", {"training.steps=100000"}));
+  const auto result = run_two(line, line,
+                              "while [ ! -s '" + metrics + "' ]; do sleep 0.02; kill -0 $rank0 || exit 99; done\n" +
+                                  "kill -STOP $rank0; SECONDS=0\n" +
+                                  "while kill -0 $rank1 2>/dev/null && [ $SECONDS -lt 60 ]; do sleep 0.1; done\n" +
+                                  "waited=$SECONDS; kill -KILL $rank0 $rank1 2>/dev/null; wait $rank1; code=$?\n" +
+                                  "[ $waited -le 20 ] || exit 98; exit $code",
+                              path("err1"));
+  if (lacks_gloo(result)) GTEST_SKIP() << result.err;
+  const auto err1 = read_text(path("err1"));
+  EXPECT_EQ(result.exit_code, 1) << err1;
+  EXPECT_NE(err1.find("rank 0 of 2 does not answer any more"), std::string::npos) << err1;
+}
+
 // A rank that trained with another rate, or another number of steps, would be noticed late or never.
 TEST_F(TrainLm, ProcessesThatDisagreeEndBeforeTheyBegin) {
   const auto other = [&](const std::string& setting) {

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <future>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -13,6 +16,7 @@
 
 #include "cli/support/program.h"
 #include "efla/train/distributed/process_group.h"
+#include "efla/train/distributed/watched_store.h"
 #include "tests/support/expect_error.h"
 #include "tests/train/lm_training.h"
 
@@ -159,6 +163,37 @@ TEST_F(SeveralRanks, AnExceptionOnAnotherThreadIsAMessageAndExitCode1) {
       },
       testing::ExitedWithCode(cli::kFailure), "efla: .*gloo");
 }
+
+#if __has_include(<gloo/algorithm.h>)
+// A store whose host stands still from the second call on.
+class StillStore : public c10d::HashStore {
+ public:
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    if (calls_++ > 0) release_.get_future().wait();
+    return c10d::HashStore::add(key, value);
+  }
+  void go_on() { release_.set_value(); }
+
+ private:
+  int calls_ = 0;
+  std::promise<void> release_;
+};
+
+TEST(WatchedStore, DoesNotWaitForAHostThatStandsStill) {
+  const auto host = c10::make_intrusive<StillStore>();
+  {
+    WatchedStore store(host, std::chrono::milliseconds(100));
+    EXPECT_FALSE(store.has("a"));
+    store.set("a", "text");
+    EXPECT_TRUE(store.has("a"));
+    EXPECT_EQ(store.get("a"), "text");
+    EXPECT_EQ(store.add("n", 2), 2);
+    EXPECT_THROW(store.add("n", 1), std::runtime_error);
+    EXPECT_THROW(store.has("a"), std::runtime_error);
+  }
+  host->go_on();
+}
+#endif
 
 TEST(RankEnvironment, IsWhatLaunchersSay) {
   const std::vector<const char*> names{"RANK",

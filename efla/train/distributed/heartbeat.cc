@@ -14,12 +14,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kBeat = std::chrono::milliseconds(250);
-// A rank that runs beats every kBeat; a rank that is stopped or cut off counts as lost after this time.
+// A rank that runs beats every kBeat; a rank that is stopped or cut off counts as lost after this time, and so does the
+// host of the store, which holds the beats, if it does not answer.
 constexpr auto kSilence = std::chrono::seconds(15);
 // After a connection broke: a rank without a heartbeat for this long counts as lost.
 constexpr auto kSilenceAfterError = std::chrono::milliseconds(1500);
 constexpr auto kJoin = std::chrono::minutes(5);
 constexpr auto kLeave = std::chrono::seconds(5);
+constexpr const char* kNoAnswer = "does not answer any more";
 
 std::string beats_key(int rank) { return "efla/beats/" + std::to_string(rank); }
 std::string left_key(int rank) { return "efla/left/" + std::to_string(rank); }
@@ -27,7 +29,7 @@ std::string left_key(int rank) { return "efla/left/" + std::to_string(rank); }
 }  // namespace
 
 Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const StopFunction& stop)
-    : store_(std::move(store)), rank_(rank), size_(size), beats_(size), last_seen_(size, Clock::now()) {
+    : store_(std::move(store), kSilence), rank_(rank), size_(size), beats_(size), last_seen_(size, Clock::now()) {
   beat();
   meet(stop);
   std::fill(last_seen_.begin(), last_seen_.end(), Clock::now());
@@ -54,12 +56,12 @@ std::string Heartbeat::missing() {
   std::string ranks;
   try {
     for (int r = 0; r < size_; ++r) {
-      beats_[r] = store_->add(beats_key(r), 0);
+      beats_[r] = store_.add(beats_key(r), 0);
       if (beats_[r] == 0) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
       if (r != rank_) has_left(r);
     }
   } catch (const std::exception&) {
-    lost(0, "does not answer any more");  // it holds the store
+    lost(0, kNoAnswer);  // it holds the store
     check();
   }
   return ranks;
@@ -81,14 +83,10 @@ void Heartbeat::find_lost(const std::string& why) {
     check();
     std::this_thread::sleep_for(kBeat);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    for (int r = 0; r < size_; ++r) {
-      if (r != rank_ && last_seen_[r] < Clock::now() - kSilenceAfterError) {
-        throw RankLost("rank " + std::to_string(r) + " of " + std::to_string(size_) + " does not answer any more");
-      }
-    }
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_ && is_silent(r, kSilenceAfterError)) lost(r, kNoAnswer);
   }
+  check();
   throw RankLost("the connection between the ranks broke, though all answer: " + why.substr(0, why.find('\n')));
 }
 
@@ -100,16 +98,15 @@ void Heartbeat::leave(const std::string& reason) noexcept {
     // The store may end with this process.
     const auto end = Clock::now() + kLeave;
     for (int r = 1; rank_ == 0 && r < size_; ++r) {
-      while (!store_->check({left_key(r)}) && Clock::now() < end) std::this_thread::sleep_for(kBeat / 5);
+      if (is_silent(r, kSilence)) continue;
+      while (!store_.has(left_key(r)) && Clock::now() < end) std::this_thread::sleep_for(kBeat / 5);
     }
   } catch (const std::exception&) {
     // Without the store nobody can be told.
   }
 }
 
-void Heartbeat::tell(const std::string& text) {
-  store_->set(left_key(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
-}
+void Heartbeat::tell(const std::string& text) { store_.set(left_key(rank_), text); }
 
 void Heartbeat::run() {
   while (!stopping_) {
@@ -120,35 +117,34 @@ void Heartbeat::run() {
         if (asked != rank_) look(asked);
       }
     } catch (const std::exception&) {
-      return lost(0, "does not answer any more");  // it holds the store
+      return lost(0, kNoAnswer);  // it holds the store
     }
     std::this_thread::sleep_for(kBeat);
   }
 }
 
-void Heartbeat::beat() { store_->add(beats_key(rank_), 1); }
+void Heartbeat::beat() { store_.add(beats_key(rank_), 1); }
 
 bool Heartbeat::has_left(int rank) {
-  if (!store_->check({left_key(rank)})) return false;
-  const auto bytes = store_->get(left_key(rank));
-  const std::string text(bytes.begin(), bytes.end());
+  if (!store_.has(left_key(rank))) return false;
+  const std::string text = store_.get(left_key(rank));
   if (text != "done") lost(rank, text);
   return true;
 }
 
 void Heartbeat::look(int rank) {
   if (has_left(rank)) return;
-  const std::int64_t beats = store_->add(beats_key(rank), 0);
-  const auto now = Clock::now();
+  const std::int64_t beats = store_.add(beats_key(rank), 0);
   {
     const std::lock_guard lock(mutex_);
-    if (beats != beats_[rank]) {
-      beats_[rank] = beats;
-      last_seen_[rank] = now;
-    }
-    if (now - last_seen_[rank] < kSilence) return;
+    if (beats != std::exchange(beats_[rank], beats)) last_seen_[rank] = Clock::now();
   }
-  lost(rank, "does not answer any more");
+  if (is_silent(rank, kSilence)) lost(rank, kNoAnswer);
+}
+
+bool Heartbeat::is_silent(int rank, std::chrono::milliseconds time) const {
+  const std::lock_guard lock(mutex_);
+  return Clock::now() - last_seen_[rank] > time;
 }
 
 void Heartbeat::lost(int rank, const std::string& how) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "efla/base/stop.h"
+#include "efla/train/distributed/watched_store.h"
 
 namespace efla::train {
 
@@ -25,7 +26,7 @@ class Heartbeat {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  // Throws RankLost when a rank has been silent for long, or has said that it stops.
+  // Throws RankLost when a rank, or the host of the store, has been silent for long, or a rank has said that it stops.
   void check() const;
 
   // Waits for a few beats after an operation that needs the other ranks has failed, and throws RankLost naming a silent
@@ -48,9 +49,11 @@ class Heartbeat {
   // Returns whether the rank said that it stops; the reason becomes the message of RankLost, unless all is done.
   bool has_left(int rank);
   void look(int rank);
+  // Returns whether the rank's number has not risen for this time.
+  bool is_silent(int rank, std::chrono::milliseconds time) const;
   void lost(int rank, const std::string& how);
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  WatchedStore store_;
   int rank_, size_;
   std::vector<std::int64_t> beats_;                               // of each rank, as last seen
   std::vector<std::chrono::steady_clock::time_point> last_seen_;  // when the number last rose

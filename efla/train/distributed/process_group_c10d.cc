@@ -41,6 +41,8 @@ using StorePointer = c10::intrusive_ptr<c10d::Store>;
 constexpr auto kTimeout = std::chrono::hours(24);
 // A launcher's store answers at once if it speaks this LibTorch's protocol.
 constexpr auto kAnswer = std::chrono::seconds(10);
+// After this time c10d gives up connecting.
+constexpr auto kConnect = std::chrono::minutes(5);
 
 // Returns make(), which runs on a thread of its own because its waiting cannot be interrupted. Calls check meanwhile;
 // an exception of check leaves that thread behind.
@@ -195,7 +197,13 @@ class C10dProcessGroup : public ProcessGroup {
     };
     return make_watched(answered, [&, this] {
       stop_if_asked();
-      if (environment.launcher_has_store && std::chrono::steady_clock::now() - start > kAnswer) {
+      const auto waited = std::chrono::steady_clock::now() - start;
+      if (waited > kConnect + kAnswer) {
+        throw std::runtime_error("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+                                 " waited for five minutes; rank 0 does not answer at " + environment.address + ":" +
+                                 std::to_string(environment.port));
+      }
+      if (environment.launcher_has_store && waited > kAnswer) {
         throw std::runtime_error(
             "the store of torchrun at " + environment.address + ":" + std::to_string(environment.port) +
             " does not answer; torchrun must belong to the PyTorch of this program, LibTorch " + TORCH_VERSION);
