@@ -419,6 +419,31 @@ TEST(LanguageModel, NamesWhatIsWrong) {
   expect_error([&] { model.prefill(ids, state); }, "state", "one of 2 sequences");
 }
 
+// What PretrainedConfig.to_dict() of transformers 4 adds, with its defaults, and what unsloth adds.
+TEST(LanguageModel, ConfigJsonMayHaveTheFieldsOfTransformers4) {
+  const auto defaults = nlohmann::json::parse(R"({
+    "return_dict": true, "output_hidden_states": false, "output_attentions": false, "torchscript": false,
+    "torch_dtype": "bfloat16", "use_bfloat16": false, "tf_legacy_loss": false, "pruned_heads": {},
+    "chunk_size_feed_forward": 0, "is_encoder_decoder": false, "is_decoder": false,
+    "cross_attention_hidden_size": null, "add_cross_attention": false, "tie_encoder_decoder": false,
+    "max_length": 20, "min_length": 0, "do_sample": false, "early_stopping": false, "num_beams": 1,
+    "num_beam_groups": 1, "diversity_penalty": 0.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+    "repetition_penalty": 1.0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": null, "num_return_sequences": 1, "output_scores": false, "return_dict_in_generate": false,
+    "forced_bos_token_id": null, "forced_eos_token_id": null, "remove_invalid_values": false,
+    "exponential_decay_length_penalty": null, "suppress_tokens": null, "begin_suppress_tokens": null,
+    "architectures": ["DeltaNetForCausalLM"], "finetuning_task": null, "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+    "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "tokenizer_class": "LlamaTokenizer", "prefix": null,
+    "pad_token_id": -1, "sep_token_id": null, "decoder_start_token_id": null, "task_specific_params": null,
+    "problem_type": null, "_name_or_path": "a/b", "transformers_version": "4.51.3", "unsloth_version": "2025.3.19",
+    "unsloth_fixed": true})");
+  auto json = to_json(small("deltanet"));
+  json.update(defaults);
+  const auto config = language_model_config_from_json({json, io::refuse_argument("config.json")});
+  EXPECT_EQ(config.pad_token_id, std::nullopt);
+  EXPECT_EQ(to_json(config), to_json(small("deltanet")));
+}
+
 TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   const auto wrong = [](const std::string& argument, const std::string& says, const nlohmann::json& change) {
     auto json = to_json(small("deltanet"));
@@ -427,6 +452,7 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   };
   wrong("model_type", "got \"mamba2\", expected delta_net", {{"model_type", "mamba2"}});
   wrong("hidden_act", "\"swish\" or \"silu\", all that is supported", {{"hidden_act", "gelu"}});
+  wrong("pruned_heads", "expected {} or null, all that is supported", {{"pruned_heads", {{"0", {1}}}}});
   wrong("attnres_block_size", "got 4", {{"attnres_block_size", 4}});
   wrong("hidden_sizes", "nearest: hidden_size", {{"hidden_sizes", 64}});
   wrong("hidden_size", "a whole number", {{"hidden_size", "64"}});

@@ -109,6 +109,38 @@ TEST(LmTasks, ReadPackedFilesAndNameWhatTheyLookedFor) {
   EXPECT_EQ(std::get<std::vector<Document>>(load_lm_task("wikitext", folder.path()).examples)[0].unknown_words, 0);
 }
 
+// As data tokenize and generate do.
+TEST(LmTasks, TakeTheLinesOfOtherSystemsAndBlankLines) {
+  const TempFolder folder;
+  for (const auto& entry : std::filesystem::directory_iterator(kSmall)) {
+    if (!entry.is_regular_file()) continue;
+    std::string text = "\xef\xbb\xbf";
+    for (const char c : test::read_text(entry.path())) text += c == '\n' ? std::string("\r\n") : std::string(1, c);
+    write_text(folder / entry.path().filename().string(), text + " \r\n\n");
+  }
+  for (const auto& info : lm_tasks()) {
+    if (info.name == "wikitext") continue;  // its blank lines are its text
+    EXPECT_EQ(requests_of(load_lm_task(info.name, folder.path())), requests_of(load_lm_task(info.name, kSmall)));
+  }
+  const auto words = [](const std::filesystem::path& place) {
+    return std::get<std::vector<Document>>(load_lm_task("wikitext", place).examples)[0].text;
+  };
+  EXPECT_EQ(words(folder.path()), words(kSmall));
+}
+
+TEST(LmTasks, ReadLabelsThatAreTexts) {
+  const TempFolder folder;
+  auto lines = io::read_json_lines(kSmall / "hellaswag-val.jsonl");
+  std::string text;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    lines[i]["label"] = std::to_string(i % 4);
+    text += lines[i].dump() + "\n";
+  }
+  write_text(folder / "hellaswag-val.jsonl", text);
+  const auto task = load_lm_task("hellaswag", folder.path());
+  for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(questions_of(task)[i].gold, i % 4);
+}
+
 TEST(LmTasks, NameTheLineAndTheFieldThatIsWrong) {
   const std::map<std::string, std::string> files{
       {"lambada", "lambada-openai-test.jsonl"}, {"piqa", "piqa-valid.jsonl"},
@@ -133,7 +165,7 @@ TEST(LmTasks, NameTheLineAndTheFieldThatIsWrong) {
        "line 2: endings: got [\"a\",\"[title]\",\"c\",\"d\"], expected texts with more than marks"},
       {"hellaswag", "/endings", "a", "line 2: endings: got \"a\", expected a list of texts"},
       {"hellaswag", "/label", 4, "line 2: label: got 4, expected a whole number from 0 to 3"},
-      {"hellaswag", "/label", "0", "line 2: label: got \"0\", expected a whole number"},
+      {"hellaswag", "/label", "4", "line 2: label: got \"4\", expected one of 0, 1, 2, 3"},
       {"hellaswag", "/ctx", nullptr, "line 2: ctx: got nothing, expected a text"},
       {"winogrande", "/sentence", "No blank.", "line 2: sentence: got \"No blank.\", expected a text with a blank '_'"},
       {"winogrande", "/sentence", "It was _ ",
@@ -181,8 +213,9 @@ TEST(LmTasks, FindFilesThatAreBrokenOrDoNotBelongTogether) {
     load_lm_task("lambada", folder.path());
   };
   expect_bad_content([&] { lambada(""); }, -1, "is empty");
-  expect_bad_content([&] { lambada("{\"text\": \"a b\"}\n\n"); }, -1, "line 2: not JSON");
+  expect_bad_content([&] { lambada(" \n\r\n"); }, -1, "is empty");
   expect_bad_content([&] { lambada("{\"text\": \"a b\"}\n{\"text\": "); }, -1, "line 2: not JSON, from byte 9");
+  expect_bad_content([&] { lambada("{\"text\": \"a b\"}\r\n\r\n{\"text\": "); }, -1, "line 3: not JSON, from byte 9");
   expect_bad_content([&] { lambada("[1]"); }, -1, "line 1: got [1], expected an object");
   expect_bad_content([&] { lambada("{\"text\": \"\xff\"}"); }, -1, "line 1: not JSON");
   const auto piqa = [&](std::string_view labels) {

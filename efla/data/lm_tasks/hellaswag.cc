@@ -40,7 +40,10 @@ MultipleChoice hellaswag_example(const io::Fields& record) {
   if (endings.size() != kEndings) {
     record.refuse("endings", fmt::format("{} texts", kEndings));
   }
-  const auto label = record.get<std::int64_t>("label", 0, kEndings - 1);
+  const auto* found = record.find("label");
+  const auto label = found != nullptr && found->is_string()
+                         ? place_of(record, "label", found->get<std::string>(), {"0", "1", "2", "3"})
+                         : static_cast<std::size_t>(record.get<std::int64_t>("label", 0, kEndings - 1));
   const auto context = record.find("ctx_a") != nullptr
                            ? record.get<std::string>("ctx_a") + " " + capitalize(record.get<std::string>("ctx_b"))
                            : with_begun_sentence(text_of(record, "ctx"));
@@ -48,7 +51,7 @@ MultipleChoice hellaswag_example(const io::Fields& record) {
     ending = without_marks(ending);
     if (ending.empty()) record.refuse("endings", "texts with more than marks");
   }
-  return choose_answer(without_marks(activity + context), endings, static_cast<std::size_t>(label));
+  return choose_answer(without_marks(activity + context), endings, label);
 }
 
 }  // namespace efla::data

@@ -18,7 +18,8 @@ MultipleChoice choose_answer(const std::string& context, const std::vector<std::
 MultipleChoice piqa_example(const io::Fields& record, bool second);
 
 // {activity_label, ctx_a, ctx_b, endings[4], label} as published by the authors, or {activity_label, ctx, endings[4],
-// label} from which the marks in brackets were removed already.
+// label} from which the marks in brackets were removed already. label is a number, or its text as in Hugging Face's
+// copy.
 MultipleChoice hellaswag_example(const io::Fields& record);
 
 // {sentence, option1, option2, answer}: the text after the blank "_" is scored after each option.

@@ -29,10 +29,9 @@ LmTask read_records(const fs::path& path, std::int64_t limit,
   const auto lines = split_lines(text, path.string());
   std::vector<Example> examples;
   for (std::size_t i = 0; i < limited(lines.size(), limit); ++i) {
-    const auto line = static_cast<std::int64_t>(i) + 1;
-    const auto value = parse_line(path.string(), line, lines[i]);
+    const auto value = parse_line(path.string(), lines[i]);
     examples.push_back(
-        example(io::Fields(value, io::refuse_in_file(path.string(), fmt::format("line {}: ", line))), i));
+        example(io::Fields(value, io::refuse_in_file(path.string(), fmt::format("line {}: ", lines[i].number))), i));
   }
   return {"", path.string(), std::move(examples)};
 }
@@ -51,16 +50,18 @@ LmTask read_piqa(const fs::path& folder, const char* file, std::int64_t limit) {
   const auto labels_text = read_task_file(labels_path);
   const auto labels = split_lines(labels_text, labels_path);
   auto task = read_records<MultipleChoice>(path, limit, [&](const io::Fields& record, std::size_t i) {
-    const auto line = static_cast<std::int64_t>(i) + 1;
-    if (i >= labels.size()) io::fail_at_line(labels_path, line, "is missing: there are more questions than labels");
-    if (labels[i] != "0" && labels[i] != "1") {
-      io::fail_at_line(labels_path, line, fmt::format("is '{}', expected 0 or 1", labels[i]));
+    if (i >= labels.size()) {
+      io::fail_at_line(labels_path, labels.back().number + 1, "is missing: there are more questions than labels");
     }
-    return piqa_example(record, labels[i] == "1");
+    const auto& [number, label] = labels[i];
+    if (label != "0" && label != "1") {
+      io::fail_at_line(labels_path, number, fmt::format("is '{}', expected 0 or 1", label));
+    }
+    return piqa_example(record, label == "1");
   });
   const auto questions = std::get<std::vector<MultipleChoice>>(task.examples).size();
   if (limit == 0 && labels.size() > questions) {
-    io::fail_at_line(labels_path, static_cast<std::int64_t>(questions) + 1, "there are more labels than questions");
+    io::fail_at_line(labels_path, labels[questions].number, "there are more labels than questions");
   }
   return task;
 }

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "efla/base/error.h"
+#include "efla/data/lm_tasks/text.h"
 #include "efla/io/content_error.h"
 #include "efla/io/json.h"
 #include "efla/io/unpack.h"
@@ -18,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kLargestFile = std::size_t{1} << 30;
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 }  // namespace
 
@@ -45,26 +47,26 @@ std::string read_task_file(const fs::path& path) {
     }
     text.append(reinterpret_cast<const char*>(part.data()), size);
   }
-  return text;
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
+  return replace_all(text, "\r\n", "\n");
 }
 
-std::vector<std::string_view> split_lines(std::string_view text, const std::string& path) {
-  if (text.empty()) io::fail_in(path, "is empty");
-  if (text.ends_with('\n')) text.remove_suffix(1);
-  std::vector<std::string_view> lines;
-  for (;;) {
-    const auto end = text.find('\n');
-    lines.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return lines;
-    text.remove_prefix(end + 1);
+std::vector<TaskLine> split_lines(std::string_view text, const std::string& path) {
+  std::vector<TaskLine> lines;
+  for (std::int64_t number = 1; !text.empty(); ++number) {
+    const auto line = text.substr(0, text.find('\n'));
+    if (!strip(line).empty()) lines.push_back({number, line});
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
   }
+  if (lines.empty()) io::fail_in(path, "is empty");
+  return lines;
 }
 
-nlohmann::json parse_line(const std::string& path, std::int64_t line, std::string_view text) {
+nlohmann::json parse_line(const std::string& path, const TaskLine& line) {
   try {
-    return io::parse_json(io::as_bytes(text), path);
+    return io::parse_json(io::as_bytes(line.text), path);
   } catch (const IoError& error) {
-    io::fail_at_line(path, line, fmt::format("not JSON, from byte {} of the line on", error.offset()));
+    io::fail_at_line(path, line.number, fmt::format("not JSON, from byte {} of the line on", error.offset()));
   }
 }
 

@@ -17,14 +17,21 @@ namespace efla::data {
 // Returns the first of these names that exists in the folder, plain or with .gz, .xz or .zst. Throws IoError(missing).
 std::filesystem::path find_task_file(const std::filesystem::path& folder, std::initializer_list<const char*> names);
 
-// Returns the unpacked content of a file. Throws if it is larger than 1 GiB.
+// Returns the unpacked content of a file without a byte-order mark, and with \n for \r\n. Throws if it is larger than
+// 1 GiB.
 std::string read_task_file(const std::filesystem::path& path);
 
-// Returns the lines of a text; the last one may lack its newline. path is for messages. Throws if there is none.
-std::vector<std::string_view> split_lines(std::string_view text, const std::string& path);
+struct TaskLine {
+  std::int64_t number = 0;  // in the file, from 1
+  std::string_view text;
+};
 
-// Parses a line of a file; `line` counts from 1.
-nlohmann::json parse_line(const std::string& path, std::int64_t line, std::string_view text);
+// Returns the lines of a text that are not blank; the last one may lack its newline. path is for messages. Throws if
+// there is none.
+std::vector<TaskLine> split_lines(std::string_view text, const std::string& path);
+
+// Parses a line of a file.
+nlohmann::json parse_line(const std::string& path, const TaskLine& line);
 
 // Return the text or the texts of a field, which must not be empty.
 std::string text_of(const io::Fields& record, const char* field);

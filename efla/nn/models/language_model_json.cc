@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
@@ -19,7 +18,7 @@ using io::Fields;
 using nlohmann::json;
 
 // Refuses a field that has another value than `values`, the supported ones.
-void allow(const Fields& fields, const char* name, std::initializer_list<json> values) {
+void allow(const Fields& fields, const char* name, const std::vector<json>& values) {
   fields.find(name);  // a known field; null is a value here
   const auto found = fields.content().find(name);
   if (found == fields.content().end() || std::find(values.begin(), values.end(), *found) != values.end()) return;
@@ -60,46 +59,104 @@ void read_common(const Fields& fields, LanguageModelConfig& config) {
   fields.read("bos_token_id", config.bos_token_id);
   read_eos_token_id(fields, config.eos_token_id);
   fields.read("pad_token_id", config.pad_token_id);
+  if (config.pad_token_id == -1) config.pad_token_id.reset();  // as many configurations write none
   if (const json* attention = fields.find("attn")) read_attention(fields, *attention, config);
 }
 
-// Reads the other fields that Hugging Face and flash-linear-attention write. The fields in the last list of this
-// function do not change what a model computes.
-void read_rest(const Fields& fields) {
-  allow(fields, "hidden_act", {"swish", "silu"});
-  allow(fields, "attnres_block_size", {nullptr});
-  allow(fields, "use_l2warp", {false});
-  allow(fields, "conv_bias", {false});
-  allow(fields, "norm_first", {false});
-  allow(fields, "share_conv_kernel", {false});
-  allow(fields, "clamp_min", {nullptr});
-  allow(fields, "clamp_max", {nullptr});
-  allow(fields, "elementwise_affine", {true, nullptr});
-  allow(fields, "quantization_config", {nullptr});
-  allow(fields, "is_encoder_decoder", {false});
-  for (const char* name : {"model_type",
-                           "architectures",
-                           "attn_mode",
-                           "auto_map",
-                           "chunk_size_feed_forward",
-                           "dtype",
-                           "fuse_cross_entropy",
-                           "fuse_linear_cross_entropy",
-                           "fuse_norm",
-                           "fuse_swiglu",
-                           "id2label",
-                           "label2id",
-                           "max_position_embeddings",
-                           "output_attentions",
-                           "output_hidden_states",
-                           "problem_type",
-                           "return_dict",
-                           "torch_dtype",
-                           "transformers_version",
-                           "use_cache",
-                           "_attn_implementation_autoset",
-                           "_name_or_path"}) {
-    fields.find(name);
+struct OtherField {
+  const char* name;
+  std::vector<json> supported = {};  // values; empty: any, because the field does not change what a model computes
+};
+
+// Returns the other fields that flash-linear-attention and Hugging Face's transformers, 4 and 5, write.
+const std::vector<OtherField>& other_fields() {
+  static const std::vector<OtherField> table{
+      {"hidden_act", {"swish", "silu"}},
+      {"attnres_block_size", {nullptr}},
+      {"use_l2warp", {false}},
+      {"conv_bias", {false}},
+      {"norm_first", {false}},
+      {"share_conv_kernel", {false}},
+      {"clamp_min", {nullptr}},
+      {"clamp_max", {nullptr}},
+      {"elementwise_affine", {true, nullptr}},
+      {"quantization_config", {nullptr}},
+      {"is_encoder_decoder", {false}},
+      {"add_cross_attention", {false}},
+      {"cross_attention_hidden_size", {nullptr}},
+      {"tie_encoder_decoder", {false}},
+      {"pruned_heads", {json::object(), nullptr}},
+      {"architectures"},
+      {"attn_mode"},
+      {"auto_map"},
+      {"chunk_size_feed_forward"},
+      {"dtype"},
+      {"finetuning_task"},
+      {"fuse_cross_entropy"},
+      {"fuse_linear_cross_entropy"},
+      {"fuse_norm"},
+      {"fuse_swiglu"},
+      {"id2label"},
+      {"is_decoder"},
+      {"label2id"},
+      {"max_position_embeddings"},
+      {"model_type"},
+      {"output_attentions"},
+      {"output_hidden_states"},
+      {"prefix"},
+      {"problem_type"},
+      {"return_dict"},
+      {"task_specific_params"},
+      {"tf_legacy_loss"},
+      {"tokenizer_class"},
+      {"torch_dtype"},
+      {"torchscript"},
+      {"transformers_version"},
+      {"unsloth_fixed"},
+      {"unsloth_version"},
+      {"use_bfloat16"},
+      {"use_cache"},
+      {"_attn_implementation_autoset"},
+      {"_name_or_path"},
+      // Of generation in transformers 4.
+      {"bad_words_ids"},
+      {"begin_suppress_tokens"},
+      {"decoder_start_token_id"},
+      {"diversity_penalty"},
+      {"do_sample"},
+      {"early_stopping"},
+      {"encoder_no_repeat_ngram_size"},
+      {"exponential_decay_length_penalty"},
+      {"forced_bos_token_id"},
+      {"forced_eos_token_id"},
+      {"length_penalty"},
+      {"max_length"},
+      {"min_length"},
+      {"no_repeat_ngram_size"},
+      {"num_beam_groups"},
+      {"num_beams"},
+      {"num_return_sequences"},
+      {"output_scores"},
+      {"remove_invalid_values"},
+      {"repetition_penalty"},
+      {"return_dict_in_generate"},
+      {"sep_token_id"},
+      {"suppress_tokens"},
+      {"temperature"},
+      {"top_k"},
+      {"top_p"},
+      {"typical_p"},
+  };
+  return table;
+}
+
+void read_other_fields(const Fields& fields) {
+  for (const auto& [name, supported] : other_fields()) {
+    if (supported.empty()) {
+      fields.find(name);
+    } else {
+      allow(fields, name, supported);
+    }
   }
 }
 
@@ -307,7 +364,7 @@ LanguageModelConfig language_model_config_from_json(const Fields& fields) {
   } else {
     fields.refuse("model_type", "delta_net, gated_deltanet, kda or efla");
   }
-  read_rest(fields);
+  read_other_fields(fields);
   fields.refuse_others();
   fields.check([&] { validate(config); });
   return config;
