@@ -37,7 +37,14 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
   if (!std::filesystem::exists(run)) return beside(kTokenizerJsonFile);
   const auto recorded = io::read_json(run);
   const io::Fields fields(recorded, io::refuse_in_file(run.string()));
-  if (auto path = text_at(fields, {"config", "data"}, "tokenizer"); !path.empty()) return path;
+  if (auto path = text_at(fields, {"config", "data"}, "tokenizer"); !path.empty()) {
+    if (path == "bytes" || std::filesystem::exists(path)) return path;
+    // The run has moved. Its checkpoints have a copy of a tokenizer.json.
+    const auto copy = beside(kTokenizerJsonFile);
+    const bool same = !copy.empty() &&
+                      data::load_tokenizer(copy)->info().fingerprint == text_at(fields, {"tokenizer"}, "fingerprint");
+    return same ? copy : path;
+  }
   // Any other name is a file's name without its folder.
   return text_at(fields, {"data", "train"}, "tokenizer") == "bytes" ? "bytes" : "";
 }

@@ -18,6 +18,7 @@
 #include "efla/io/toml.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
+#include "efla/train/checkpoint.h"
 
 namespace efla::cli {
 namespace {
@@ -82,8 +83,22 @@ json read_configuration(const std::string& path, const std::vector<std::string>&
   return config;
 }
 
-LmSetup::LmSetup(const io::Fields& config) : options_(train::lm_options_from_json(config)) {
-  read_data();
+json resumed_configuration(const std::filesystem::path& run_file, const std::vector<std::string>& settings) {
+  const json recorded = io::read_json(run_file);
+  json config = io::Fields(recorded, io::refuse_in_file(run_file.string())).object("config").content();
+  for (const std::string& setting : settings) {
+    const json parsed = parse_setting(setting);
+    if (train::without_places(parsed) != json{{"data", json::object()}}) {
+      throw Error(kTrainLm, "--set", "'" + setting + "'",
+                  "data.train, data.validation or data.tokenizer: a resumed run keeps its configuration");
+    }
+    config.merge_patch(parsed);
+  }
+  return config;
+}
+
+LmSetup::LmSetup(const io::Fields& config, bool resumed) : options_(train::lm_options_from_json(config)) {
+  read_data(resumed);
   model_config_ = model_config(config, *train_);
   const std::int64_t least = train_->tokenizer().vocab_size;
   const Require require(kTrainLm);
@@ -96,18 +111,31 @@ LmSetup::LmSetup(const io::Fields& config) : options_(train::lm_options_from_jso
   if (validation_) validation_->verify();
 }
 
-void LmSetup::read_data() {
+void LmSetup::read_data(bool resumed) {
+  // Returns open(). If the data of a resumed run is no longer there, the Error says how to name its place.
+  const auto open_place = [&](const std::string& field, const std::string& place, const auto& open) {
+    try {
+      return open(place);
+    } catch (const IoError& error) {
+      if (!resumed || error.kind() != IoError::Kind::missing) throw;
+      throw Error(kTrainLm, field, place + ", which is not there any more",
+                  "the place of the same data, with --set " + field + "=PLACE");
+    }
+  };
+  const auto open_tokens = [&](const std::string& field, const std::string& place) {
+    return open_place(field, place, [](const std::string& path) { return std::make_unique<io::TokenFolder>(path); });
+  };
   train::LmDataOptions& data = options_.data;
   data.train = absolute("data.train", data.train);
   data.validation = absolute("data.validation", data.validation);
   if (data.tokenizer != "bytes") data.tokenizer = absolute("data.tokenizer", data.tokenizer);
-  train_ = std::make_unique<io::TokenFolder>(data.train);
+  train_ = open_tokens("data.train", data.train);
   if (!data.validation.empty()) {
-    validation_ = std::make_unique<io::TokenFolder>(data.validation);
+    validation_ = open_tokens("data.validation", data.validation);
     data::require_same_tokenizer(train_->tokenizer(), validation_->tokenizer(), kTrainLm);
   }
   if (!data.tokenizer.empty()) {
-    tokenizer_ = data::load_tokenizer(data.tokenizer);
+    tokenizer_ = open_place("data.tokenizer", data.tokenizer, data::load_tokenizer);
     data::require_same_tokenizer(train_->tokenizer(), tokenizer_->info(), kTrainLm);
   }
 }
@@ -188,6 +216,16 @@ std::string LmSetup::sample() const {
       generator.encode(session, options_.training.sample_prompt, tokenizer_->bos() >= 0);
   if (prompt.empty()) throw Error(kTrainLm, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
   return generator.reply(session, prompt, {.max_tokens = options_.training.sample_tokens}).text;
+}
+
+void update_places(const std::filesystem::path& folder, const LmSetup& setup) {
+  const auto path = folder / train::kRunFile;
+  const auto text = io::read_file(path);
+  auto run = nlohmann::ordered_json::parse(text.begin(), text.end());
+  const json data = setup.full().at("data");
+  if (json(run.at("config").at("data")) == data) return;
+  for (const auto& [field, place] : data.items()) run["config"]["data"][field] = place;
+  io::write_file_atomically(path, io::to_json_text(run));
 }
 
 void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,

@@ -26,12 +26,16 @@ inline constexpr const char* kTrainLm = "train lm";
 // IoError, and Error for a setting without "=".
 nlohmann::json read_configuration(const std::string& path, const std::vector<std::string>& settings);
 
+// Returns the configuration in the run.json of a resumed run with the settings put over it, which may name the places
+// of its data alone. Throws IoError, and Error for any other setting.
+nlohmann::json resumed_configuration(const std::filesystem::path& run_file, const std::vector<std::string>& settings);
+
 // What a configuration names, read and checked against each other.
 class LmSetup {
  public:
   // config: {"model", "data", "training"} as a user writes it, or as full() returned it. Throws Error, IoError, and for
-  // fields of the configuration.
-  explicit LmSetup(const io::Fields& config);
+  // fields of the configuration. Where a resumed run's data has moved, the Error says how to name its place.
+  explicit LmSetup(const io::Fields& config, bool resumed = false);
 
   const train::LmOptions& options() const { return options_; }
   double least_parameters() const { return model_config_.least_parameters(); }
@@ -61,7 +65,7 @@ class LmSetup {
   train::LmData run_data() const;
 
  private:
-  void read_data();
+  void read_data(bool resumed);
   std::string sample() const;
   std::vector<std::pair<std::string, std::string>> tokenizer_files() const;
 
@@ -71,6 +75,9 @@ class LmSetup {
   std::unique_ptr<data::Tokenizer> tokenizer_;
   std::vector<std::shared_ptr<nn::LanguageModel>> models_;
 };
+
+// Writes the places of the data into the run.json of a resumed run, where they have changed.
+void update_places(const std::filesystem::path& folder, const LmSetup& setup);
 
 // Writes the run.json of a new run.
 void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,

@@ -25,6 +25,7 @@
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
+#include "efla/train/checkpoint.h"
 #include "efla/train/distributed/process_group.h"
 #include "efla/train/training_memory.h"
 
@@ -108,12 +109,8 @@ json asked_configuration(const TrainLmArguments& a) {
                 "--out RUN for a new run, or --resume RUN to continue one");
   }
   if (a.config.empty() && a.resume.empty()) throw Error(kTrainLm, "CONFIG", "nothing", "a configuration's file");
-  if (a.config.empty() && !a.settings.empty()) {
-    throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a resumed run keeps its configuration");
-  }
-  if (!a.config.empty()) return read_configuration(a.config, a.settings);
-  const json recorded = io::read_json(configuration_file(a));
-  return io::Fields(recorded, io::refuse_in_file(configuration_file(a))).object("config").content();
+  return a.config.empty() ? resumed_configuration(configuration_file(a), a.settings)
+                          : read_configuration(a.config, a.settings);
 }
 
 // Returns the fields of an asked configuration, with the names that they have in their file.
@@ -127,7 +124,8 @@ void require_same_run(const std::filesystem::path& folder, const json& config, c
   const auto path = folder / train::kRunFile;
   const json recorded = io::read_json(path);
   const io::Fields fields(recorded, io::refuse_in_file(path.string()));
-  io::require_same(config, fields.object("config").content(), kTrainLm, path.string());
+  io::require_same(train::without_places(config), train::without_places(fields.object("config").content()), kTrainLm,
+                   path.string());
   io::require_same({{"data", data}}, {{"data", fields.object("data").content()}}, kTrainLm, path.string());
 }
 
@@ -169,6 +167,7 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
   if (group.rank() == 0 && !a.resume.empty()) {
     lock.emplace(folder, kTrainLm, "--resume");
     report_ignored_checkpoints(kTrainLm, folder);
+    update_places(folder, setup);
   }
   if (group.rank() == 0 && a.resume.empty()) {
     lock.emplace(io::prepare_output_folder(folder, kTrainLm));
@@ -206,7 +205,7 @@ std::unique_ptr<train::ProcessGroup> join(const TrainLmArguments& a, const LmSet
 void train_lm(const TrainLmArguments& a) {
   const json config = asked_configuration(a);
   const auto environment = train::RankEnvironment::read();
-  LmSetup setup(fields_of(config, a));
+  LmSetup setup(fields_of(config, a), !a.resume.empty());
   if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
   const torch::Device device = choose_device(kTrainLm, a.device, environment.local_rank);
   watch_for_interrupts();

@@ -31,6 +31,15 @@ void write_checkpoint(const std::filesystem::path& folder, const TrainerState& s
   io::write_file_atomically(folder / io::kTrainerFile, trainer.dump(2) + "\n");
 }
 
+nlohmann::json without_places(nlohmann::json config) {
+  if (!config.is_object() || !config.contains("data") || !config["data"].is_object()) return config;
+  for (const char* place : {"train", "validation", "tokenizer", "source"}) {
+    const auto found = config["data"].find(place);
+    if (found != config["data"].end() && found->is_string() && *found != "") config["data"].erase(found);
+  }
+  return config;
+}
+
 std::string trainer_file(const std::filesystem::path& folder) { return (folder / io::kTrainerFile).string(); }
 
 TrainerState read_trainer_state(const std::filesystem::path& folder) {

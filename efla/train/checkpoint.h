@@ -27,6 +27,11 @@ struct TrainerState {
 void write_checkpoint(const std::filesystem::path& folder, const TrainerState& state, const FlatParameters& parameters,
                       const torch::Tensor& exp_avg, const torch::Tensor& exp_avg_sq);
 
+// Returns a configuration without the places where its data lies, "data.train", "data.validation", "data.tokenizer" and
+// "data.source": a run may be resumed with the same data at another place. A place that is "" says that there is no
+// such data and stays.
+nlohmann::json without_places(nlohmann::json config);
+
 // Returns the path of a checkpoint's trainer.json, which errors name.
 std::string trainer_file(const std::filesystem::path& folder);
 

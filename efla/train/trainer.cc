@@ -257,7 +257,7 @@ void Trainer::restore(const std::filesystem::path& folder, const nlohmann::json&
   const TrainerState state = read_trainer_state(folder);
   const std::string file = trainer_file(folder);
   const auto refuse = io::refuse_in_file(file);
-  io::require_same(config, state.config, "resume", file);
+  io::require_same(without_places(config), without_places(state.config), "resume", file);
   if (state.step > task_.steps()) {
     refuse("step", std::to_string(state.step), "at most " + std::to_string(task_.steps()) + ", the steps of the run");
   }

@@ -1,5 +1,5 @@
 // efla train lm and efla report as a user meets them: runs and what they leave behind, kills at any moment, Ctrl-C, a
-// full disk, several processes, and mistakes.
+// full disk, and mistakes.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 #include "efla/base/memory.h"
 #include "efla/base/random.h"
-#include "tests/support/program.h"
+#include "tests/cli/train_lm_run.h"
 
 namespace efla::test {
 namespace {
@@ -19,120 +19,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr const char* kConfiguration = R"(
-[model]
-hidden_size = 32
-num_hidden_layers = 1
-num_heads = 1
-intermediate_size = 48
-
-[data]
-train = "TRAIN"
-validation = "VALIDATION"
-tokenizer = "bytes"
-
-[training]
-sequence_length = 32
-tokens_per_step = 256
-micro_batch = 2
-steps = 24
-warmup_steps = 2
-lr = 1e-2
-min_lr = 1e-3
-evaluate_every = 8
-evaluate_tokens = 128
-sample_every = 12
-sample_tokens = 8
-checkpoint_every = 3
-)";
-
 const std::string kTasks = std::string(EFLA_SOURCE_DIR) + "/tests/support/lm_tasks";
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  return text.replace(text.find(from), from.size(), to);
-}
-
-class TrainLm : public testing::Test {
- protected:
-  TrainLm() {
-    Random random(1);
-    for (const char* split : {"train", "validation"}) {
-      std::string text;
-      for (int i = 0; i < 400; ++i) text += random.below(2) == 0 ? "the state forgets. " : "the delta rule learns. ";
-      const auto file = write_text(folder_ / (std::string(split) + ".txt"), text);
-      const auto result =
-          run_program({"data", "tokenize", file.string(), "--tokenizer", "bytes", "--out", path(split)});
-      if (result.exit_code != 0) throw std::runtime_error(result.err);
-    }
-    auto text = replaced(kConfiguration, "TRAIN", path("train"));
-    write_text(folder_ / "config.toml", replaced(text, "VALIDATION", path("validation")));
-  }
-
-  std::string path(const std::string& name) const { return folder_.file(name); }
-
-  std::vector<std::string> train(const std::string& run, const std::vector<std::string>& settings = {}) const {
-    std::vector<std::string> command{"train", "lm", path("config.toml"), "--out", path(run)};
-    for (const auto& setting : settings) command.insert(command.end(), {"--set", setting});
-    return command;
-  }
-  std::vector<std::string> resume(const std::string& run) const { return {"train", "lm", "--resume", path(run)}; }
-
-  static std::string shell_line(const std::vector<std::string>& command) {
-    std::string line = EFLA_PROGRAM;
-    for (const auto& word : command) line += " '" + word + "'";
-    return line;
-  }
-
-  // Runs a command until metrics.jsonl has grown by `lines` lines, and sends a signal `seconds` later.
-  // Exit code kEndedBefore where it did not live that long.
-  static constexpr int kEndedBefore = 99;
-  ProgramResult interrupt(const std::vector<std::string>& command, const std::string& run, std::size_t lines,
-                          double seconds, const std::string& signal) const {
-    const std::string metrics = path(run) + "/metrics.jsonl";
-    const std::size_t wanted = (fs::exists(metrics) ? lines_of(metrics) : 0) + lines;
-    return run_command({"sh", "-c",
-                        shell_line(command) + " & efla=$!; while [ \"$(cat '" + metrics +
-                            "' 2>/dev/null | wc -l)\" -lt " + std::to_string(wanted) +
-                            " ]; do sleep 0.005; kill -0 $efla 2>/dev/null || exit 99; done; sleep " +
-                            std::to_string(seconds) + "; kill -" + signal + " $efla; wait $efla"});
-  }
-
-  static std::size_t lines_of(const std::string& file) {
-    const auto text = read_text(file);
-    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-  }
-
-  std::vector<json> timeless_metrics(const std::string& run) const {
-    std::vector<json> lines;
-    std::istringstream text(read_text(path(run) + "/metrics.jsonl"));
-    for (std::string line; std::getline(text, line);) {
-      lines.push_back(json::parse(line));
-      lines.back().erase("seconds");
-      lines.back().erase("tokens_per_second");
-    }
-    return lines;
-  }
-
-  std::vector<std::string> checkpoints(const std::string& run) const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(path(run) + "/checkpoints")) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  void expect_same_run(const std::string& a, const std::string& b) const {
-    EXPECT_EQ(timeless_metrics(a), timeless_metrics(b));
-    EXPECT_EQ(checkpoints(a), checkpoints(b));
-    for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"}) {
-      const std::string last = "/checkpoints/" + checkpoints(a).back() + "/";
-      EXPECT_EQ(read_text(path(a) + last + file), read_text(path(b) + last + file)) << file;
-    }
-  }
-
-  TempFolder folder_;
-};
 
 TEST_F(TrainLm, LeavesARunThatLearnsAndReportsOnIt) {
   const auto result = run_program(train("run"));
@@ -226,107 +113,6 @@ TEST_F(TrainLm, AFullDiskLeavesTheCheckpointBefore) {
       << full.err;
   EXPECT_EQ(checkpoints("run"), before);
   EXPECT_EQ(run_program(resume("run")).exit_code, 0);
-}
-
-// The environment of one of two processes on this machine, as torchrun gives it; a shell's assignments.
-std::string environment_of_rank(int rank) {
-  return "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(meeting_port()) +
-         " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) + " ";
-}
-
-// Two processes; `after` is shell that may use $rank0 and $rank1 (process ids). The result is that of rank 0; err1 is
-// the file for the standard error of rank 1.
-ProgramResult run_two(const std::string& line0, const std::string& line1, const std::string& after,
-                      const std::string& err1 = "/dev/null") {
-  return run_command({"bash", "-c",
-                      environment_of_rank(1) + line1 + " >/dev/null 2>'" + err1 + "' & rank1=$!\n" +
-                          environment_of_rank(0) + line0 + " & rank0=$!\n" + after});
-}
-
-ProgramResult run_two(const std::string& line, const std::string& after) { return run_two(line, line, after); }
-
-// Processes talk through Gloo, whose headers not every LibTorch brings along (process_group_c10d.cc).
-bool lacks_gloo(const ProgramResult& result) { return result.err.find("this build has no Gloo") != std::string::npos; }
-
-TEST_F(TrainLm, TwoProcessesTrainAsOneAndGoOnAsOne) {
-  ASSERT_EQ(run_program(train("one")).exit_code, 0);
-  const auto two =
-      run_two(shell_line(train("two", {"training.steps=24"})), "wait $rank1; code=$?; wait $rank0 && exit $code");
-  if (lacks_gloo(two)) GTEST_SKIP() << two.err;
-  ASSERT_EQ(two.exit_code, 0) << two.err;
-  const auto a = timeless_metrics("one"), b = timeless_metrics("two");
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!a[i].contains("loss")) continue;
-    EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 1e-3) << i;
-  }
-}
-
-TEST_F(TrainLm, AKilledProcessEndsTheOtherWithItsRank) {
-  const auto metrics = path("run") + "/metrics.jsonl";
-  const auto result = run_two(shell_line(train("run", {"training.steps=100000"})),
-                              "while [ ! -s '" + metrics + "' ]; do sleep 0.02; kill -0 $rank0 || exit 99; done\n" +
-                                  "kill -KILL $rank1\nSECONDS=0\nwait $rank0\ncode=$?\n" +
-                                  "[ $SECONDS -lt 10 ] || exit 98\nexit $code");
-  if (lacks_gloo(result)) GTEST_SKIP() << result.err;
-  EXPECT_EQ(result.exit_code, 1) << result.err;
-  EXPECT_NE(result.err.find("rank 1 of 2 does not answer any more"), std::string::npos) << result.err;
-}
-
-// Rank 0 has the store in which the ranks look for each other's signs of life.
-TEST_F(TrainLm, AProcessThatStandsStillEndsTheOtherWithItsRank) {
-  const auto metrics = path("run") + "/metrics.jsonl";
-  const auto line = shell_line(train("run", {"training.steps=100000"}));
-  const auto result = run_two(line, line,
-                              "while [ ! -s '" + metrics + "' ]; do sleep 0.02; kill -0 $rank0 || exit 99; done\n" +
-                                  "kill -STOP $rank0; SECONDS=0\n" +
-                                  "while kill -0 $rank1 2>/dev/null && [ $SECONDS -lt 60 ]; do sleep 0.1; done\n" +
-                                  "waited=$SECONDS; kill -KILL $rank0 $rank1 2>/dev/null; wait $rank1; code=$?\n" +
-                                  "[ $waited -le 20 ] || exit 98; exit $code",
-                              path("err1"));
-  if (lacks_gloo(result)) GTEST_SKIP() << result.err;
-  const auto err1 = read_text(path("err1"));
-  EXPECT_EQ(result.exit_code, 1) << err1;
-  EXPECT_NE(err1.find("rank 0 of 2 does not answer any more"), std::string::npos) << err1;
-}
-
-// A rank that trained with another rate, or another number of steps, would be noticed late or never.
-TEST_F(TrainLm, ProcessesThatDisagreeEndBeforeTheyBegin) {
-  const auto other = [&](const std::string& setting) {
-    const auto result =
-        run_two("timeout 60 " + shell_line(train("run")), "timeout 60 " + shell_line(train("run", {setting})),
-                "wait $rank1; code=$?; wait $rank0; [ $? = $code ] && exit $code", path("err1"));
-    return std::pair(result, read_text(path("err1")));
-  };
-  for (const auto& [setting, message] : std::vector<std::pair<std::string, std::string>>{
-           {"training.lr=1e-3", "train lm: training.lr: got 0.001 on rank 1, expected 0.01 as on rank 0"},
-           {"training.steps=30", "training.steps: got 30 on rank 1, expected 24 as on rank 0"},
-           {"model.hidden_size=64", "model.hidden_size: got 64 on rank 1, expected 32 as on rank 0"},
-           {"data.train=" + path("validation"), "data.train: got"}}) {
-    const auto [result, err1] = other(setting);
-    if (lacks_gloo(result)) GTEST_SKIP() << result.err;
-    EXPECT_TRUE(is_user_mistake(result, message));
-    EXPECT_EQ(err1, result.err) << "rank 1 says the same";
-    EXPECT_FALSE(fs::exists(path("run")));
-  }
-}
-
-TEST_F(TrainLm, AProcessThatWaitsForTheOthersEndsAtOnceWhenAsked) {
-  const auto line = shell_line(train("run"));
-  // The signal comes when the process catches SIGTERM, bit 14 of SigCgt, and has had a second to begin to wait.
-  const std::string wait =
-      "for i in $(seq 300); do grep -qE '^SigCgt:.*[4-7c-f].{3}$' /proc/$rank0/status && break; sleep 0.1; done; "
-      "sleep 1; kill -TERM $rank0; SECONDS=0; wait $rank0; code=$?; [ $SECONDS -le 1 ] || exit 98; exit $code";
-  const auto alone = [&](const std::string& environment) {
-    return run_command({"bash", "-c", environment + " " + line + " & rank0=$!\n" + wait});
-  };
-  const auto first = alone(environment_of_rank(0));
-  if (lacks_gloo(first)) GTEST_SKIP() << first.err;
-  EXPECT_EQ(first.exit_code, 130) << first.err;
-  EXPECT_NE(first.err.find("waiting for the other ranks"), std::string::npos) << first.err;
-  EXPECT_EQ(alone(environment_of_rank(1)).exit_code, 130) << "nobody listens at the address";
-  EXPECT_EQ(alone(environment_of_rank(1) + "MASTER_ADDR=does-not-exist.invalid").exit_code, 130);
-  EXPECT_FALSE(fs::exists(path("run")));
 }
 
 // Replicas are as many as micro-batches in a step; an evaluation has more batches than that.
