@@ -19,6 +19,7 @@
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/train/checkpoint.h"
+#include "efla/train/tasks/lm_evaluate.h"
 
 namespace efla::cli {
 namespace {
@@ -106,6 +107,7 @@ LmSetup::LmSetup(const io::Fields& config, bool resumed) : options_(train::lm_op
     require(model_config_.vocab_size >= least, "model.vocab_size", model_config_.vocab_size,
             "at least " + std::to_string(least) + ", the vocabulary of " + options_.data.train);
   });
+  check_events(resumed);
   // Training does not notice most damage to the tokens, and would stop late at the rest.
   train_->verify();
   if (validation_) validation_->verify();
@@ -137,6 +139,22 @@ void LmSetup::read_data(bool resumed) {
   if (!data.tokenizer.empty()) {
     tokenizer_ = open_place("data.tokenizer", data.tokenizer, data::load_tokenizer);
     data::require_same_tokenizer(train_->tokenizer(), tokenizer_->info(), kTrainLm);
+  }
+}
+
+void LmSetup::check_events(bool resumed) const {
+  const auto require_targets = [&](const char* field, const std::string& place, const io::TokenFolder& tokens,
+                                   std::int64_t used) {
+    if (train::has_targets(tokens, options_.training.sequence_length, used)) return;
+    throw Error(kTrainLm, field, place + ", whose documents have one token each",
+                "a document of at least two tokens, because a document's first token is not predicted");
+  };
+  require_targets("data.train", options_.data.train, *train_, 0);
+  if (validation_) {
+    require_targets("data.validation", options_.data.validation, *validation_, options_.training.evaluate_tokens);
+  }
+  if (options_.training.sample_every > 0 && sample_prompt().empty() && !resumed) {
+    throw Error(kTrainLm, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
   }
 }
 
@@ -207,15 +225,24 @@ train::LmData LmSetup::run_data() const {
   return data;
 }
 
+train::RunOptions LmSetup::run_options() const {
+  auto run = train::run_options(options_.training, validation_ != nullptr);
+  if (run.sample_every > 0 && sample_prompt().empty()) run.sample_every = 0;
+  return run;
+}
+
+std::vector<std::int32_t> LmSetup::sample_prompt() const {
+  auto ids = tokenizer_->encode(options_.training.sample_prompt);
+  if (tokenizer_->bos() >= 0) ids.insert(ids.begin(), tokenizer_->bos());
+  return ids;
+}
+
 // Returns the text that greedy decoding adds to sample_prompt.
 std::string LmSetup::sample() const {
   const nn::LanguageModel& model = *models_.front();
   const generate::Generator generator(model, *tokenizer_);
   generate::Session session(model, 0);
-  const std::vector<std::int32_t> prompt =
-      generator.encode(session, options_.training.sample_prompt, tokenizer_->bos() >= 0);
-  if (prompt.empty()) throw Error(kTrainLm, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
-  return generator.reply(session, prompt, {.max_tokens = options_.training.sample_tokens}).text;
+  return generator.reply(session, sample_prompt(), {.max_tokens = options_.training.sample_tokens}).text;
 }
 
 void update_places(const std::filesystem::path& folder, const LmSetup& setup) {
@@ -268,7 +295,7 @@ experiments::LmOutcome train_and_score(const json& config, const std::vector<dat
     context.progress(static_cast<double>(step.step) / static_cast<double>(options.total_steps()),
                      fmt::format("loss {:.4f}", step.loss));
   };
-  const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
+  const train::Run run{folder, setup.full(), setup.run_options()};
   try {
     const auto end = train::train_in_folder(run, task, model, train::update_options(options), *group, events);
     if (end == train::RunEnd::stopped) return {experiments::LmEnd::stopped};

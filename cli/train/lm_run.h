@@ -59,6 +59,10 @@ class LmSetup {
   nlohmann::ordered_json score(const std::vector<data::LmTask>& tasks, ThreadPool& pool,
                                const eval::ScoreEvents& events) const;
 
+  // Returns when a run evaluates, samples and saves. It makes no samples where the tokenizer has no token to begin an
+  // empty prompt with: new runs are refused then, but a run that began without this check can be resumed.
+  train::RunOptions run_options() const;
+
   // Returns the files of the first replica. This object must outlive the result.
   train::LmFiles files();
   // Returns the tokens of the run. This object must outlive the result.
@@ -66,6 +70,9 @@ class LmSetup {
 
  private:
   void read_data(bool resumed);
+  // Throws Error for data of which an evaluation or a sample could not be made.
+  void check_events(bool resumed) const;
+  std::vector<std::int32_t> sample_prompt() const;
   std::string sample() const;
   std::vector<std::pair<std::string, std::string>> tokenizer_files() const;
 

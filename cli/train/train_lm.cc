@@ -14,6 +14,7 @@
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/moving_average.h"
+#include "cli/support/print.h"
 #include "cli/support/progress_bar.h"
 #include "cli/support/threads.h"
 #include "cli/train/lm_run.h"
@@ -168,6 +169,10 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
     lock.emplace(folder, kTrainLm, "--resume");
     report_ignored_checkpoints(kTrainLm, folder);
     update_places(folder, setup);
+    if (setup.run_options().sample_every != options.sample_every) {
+      print_or_drop(stderr,
+                    "efla: train lm: no samples: training.sample_prompt is empty, and the tokenizer has no bos\n");
+    }
   }
   if (group.rank() == 0 && a.resume.empty()) {
     lock.emplace(io::prepare_output_folder(folder, kTrainLm));
@@ -176,7 +181,7 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
   LmProgress progress(options.total_steps());
   auto events = group.rank() == 0 ? progress.events() : train::RunEvents{};
   events.stop = interrupted;
-  const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
+  const train::Run run{folder, setup.full(), setup.run_options()};
   const auto end = train::train_in_folder(run, task, model, train::update_options(options), group, events);
   group.shutdown();
   return end;

@@ -12,6 +12,44 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A tokenizer with eos and without bos, as Qwen's.
+TEST_F(TrainLm, ASampleThatCouldNotBeMadeIsRefusedBeforeTheStart) {
+  const auto tokenizer = path("tokenizer.json");
+  write_text(tokenizer, byte_level_json(byte_level_step(true)).dump());
+  write_text(folder_ / "tokenizer_config.json", R"({"eos_token": "<|eos|>"})");
+  const auto tokenize =
+      run_program({"data", "tokenize", path("train.txt"), "--tokenizer", tokenizer, "--out", path("own")});
+  ASSERT_EQ(tokenize.exit_code, 0) << tokenize.err;
+  std::vector<std::string> settings{"data.tokenizer=" + tokenizer, "data.train=" + path("own"),
+                                    "data.validation=" + path("own"), "training.steps=12"};
+  EXPECT_TRUE(
+      is_user_mistake(run_program(train("run", settings)), "training.sample_prompt: got \"\", expected a prompt"));
+  EXPECT_FALSE(fs::exists(path("run")));
+
+  // A run of a program that did not refuse it stood before a sample for ever.
+  settings.emplace_back("training.sample_prompt=the");
+  ASSERT_EQ(interrupt(train("run", settings), "run", 3, 0.0, "KILL").exit_code, 137);
+  auto files = std::vector<fs::path>{path("run") + "/run.json"};
+  for (const auto& name : checkpoints("run")) files.push_back(path("run") + "/checkpoints/" + name + "/trainer.json");
+  for (const auto& file : files) write_text(file, replaced(read_text(file), "\"the\"", "\"\""));
+  const auto result = run_program(resume("run"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("no samples: training.sample_prompt is empty"), std::string::npos) << result.err;
+}
+
+TEST_F(TrainLm, TokensOfWhichNoneIsPredictedAreRefusedBeforeTheStart) {
+  write_text(folder_ / "single.jsonl", "{\"text\": \"\"}\n{\"text\": \"\"}\n");
+  const auto tokenize =
+      run_program({"data", "tokenize", path("single.jsonl"), "--tokenizer", "bytes", "--out", path("single")});
+  ASSERT_EQ(tokenize.exit_code, 0) << tokenize.err;
+  for (const char* field : {"data.train", "data.validation"}) {
+    EXPECT_TRUE(
+        is_user_mistake(run_program(train("run", {std::string(field) + "=" + path("single")})),
+                        std::string(field) + ": got " + path("single") + ", whose documents have one token each"));
+  }
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
 // Everything moves, as to another machine, and the configuration of the run names the old places.
 TEST_F(TrainLm, ARunMovesWithItsData) {
   const auto tokenizer = path("tokenizer.json");

@@ -199,6 +199,7 @@ TEST(LmOptions, MistakesAreNamed) {
   refused("training", "min_lr", 1, "training.min_lr", "0 to lr");
   refused("training", "evaluate_every", 1, "training.evaluate_every", "no data.validation");
   refused("training", "sample_every", 1, "training.sample_every", "no data.tokenizer");
+  refused("training", "eps", 1e-60, "training.eps", "above 0 and at most 1 in float32");
   refused("training", "precision", "fp8", "training.precision", "float32 or bfloat16");
   expect_error([] { options_of({{"training", {{"steps", 2}, {"warmup_steps", 0}}}}); }, "data.train", "a folder");
 }

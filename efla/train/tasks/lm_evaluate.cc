@@ -29,6 +29,11 @@ std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& 
   return bytes;
 }
 
+// Returns the number of rows that the first `tokens` of the corpus (0: all) are in.
+std::int64_t rows_of(const data::TokenWindows& windows, std::int64_t length, std::int64_t tokens) {
+  return tokens == 0 ? windows.count() : std::min((tokens + length - 1) / length, windows.count());
+}
+
 // Rounds up to a number of at most three binary digits followed by zeros. From one power of two to the next there are
 // four such numbers.
 std::size_t rounded_up(std::size_t count) {
@@ -67,12 +72,21 @@ LmReplica replica_of(const std::shared_ptr<nn::LanguageModel>& model) {
       !model->waits_for_gpu()};
 }
 
+bool has_targets(const io::TokenFolder& corpus, std::int64_t length, std::int64_t tokens) {
+  const data::TokenWindows windows(corpus, length);
+  const std::int64_t rows = rows_of(windows, length, tokens);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto targets = windows.read({&row, 1}).targets;
+    if (std::any_of(targets.begin(), targets.end(), [](auto target) { return target != kIgnoreIndex; })) return true;
+  }
+  return false;
+}
+
 LmEvaluation evaluate(const DataParallel& model, const std::vector<LmReplica>& copies, const io::TokenFolder& corpus,
                       const LmTrainOptions& options, ProcessGroup& group, const TokenBytes& token_bytes,
                       const StopFunction& stop) {
   const data::TokenWindows windows(corpus, options.sequence_length);
-  const std::int64_t asked = (options.evaluate_tokens + options.sequence_length - 1) / options.sequence_length;
-  const std::int64_t rows = options.evaluate_tokens == 0 ? windows.count() : std::min(asked, windows.count());
+  const std::int64_t rows = rows_of(windows, options.sequence_length, options.evaluate_tokens);
   const std::int64_t batches = (rows + options.micro_batch - 1) / options.micro_batch;
   std::vector<double> values(batches * kValues + 1);  // the last one: whether this rank was stopped
   const std::int64_t mine = (batches - group.rank() + group.size() - 1) / group.size();

@@ -56,6 +56,10 @@ struct TokenBytes {
   std::int64_t space_after = -1;    // the token after this one begins with a space that the text lacks; −1: none
 };
 
+// Returns whether the first `tokens` of the corpus (0: all), in rows of `length`, hold a token that is predicted: one
+// that is not the first of its document.
+bool has_targets(const io::TokenFolder& corpus, std::int64_t length, std::int64_t tokens);
+
 // Measures the model on the first evaluate_tokens of the corpus, in rows of sequence_length that do not see each other,
 // micro_batch rows at a time, distributed over the ranks. `copies` has the copies of `model`. The same bits for any
 // number of ranks and copies. Throws Stopped where a rank's stop says so.

@@ -97,7 +97,7 @@ void validate_rates(const LmTrainOptions& o) {
   require(o.weight_decay >= 0.0 && o.weight_decay <= 100.0, "weight_decay", o.weight_decay, "0 to 100");
   require(o.beta1 >= 0.0 && o.beta1 < 1.0, "beta1", o.beta1, "0 or more and below 1");
   require(o.beta2 >= 0.0 && o.beta2 < 1.0, "beta2", o.beta2, "0 or more and below 1");
-  require(o.eps > 0.0 && o.eps <= 1.0, "eps", o.eps, "a number above 0 and at most 1");
+  require(static_cast<float>(o.eps) > 0.0F && o.eps <= 1.0, "eps", o.eps, "a number above 0 and at most 1 in float32");
   require(o.clip >= 0.0 && std::isfinite(o.clip), "clip", o.clip, "a finite norm, or 0 for none");
   require(o.precision == "float32" || o.precision == "bfloat16", "precision", "'" + o.precision + "'",
           "float32 or bfloat16");
