@@ -1,15 +1,23 @@
 #include "efla/base/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 namespace efla {
 
-int utf8_character(std::string_view text) {
+namespace {
+
+struct Start {
+  int size;   // of the character that the first byte begins; 0: it begins none
+  int found;  // bytes of it that the text has
+};
+
+Start start_of(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t first = byte(0);
-  if (first < 0x80) return 1;
-  if (first < 0xC2 || first > 0xF4) return 0;
+  if (first < 0x80) return {1, 1};
+  if (first < 0xC2 || first > 0xF4) return {0, 0};
   const int size = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
   // The range of the second byte excludes overlong forms, surrogates, and code points above U+10FFFF.
   std::uint8_t low = 0x80, high = 0xBF;
@@ -17,13 +25,25 @@ int utf8_character(std::string_view text) {
   if (first == 0xED) high = 0x9F;
   if (first == 0xF0) low = 0x90;
   if (first == 0xF4) high = 0x8F;
-  for (int i = 1; i < size; ++i) {
-    if (static_cast<std::size_t>(i) == text.size()) return -1;
-    const auto b = byte(static_cast<std::size_t>(i));
-    if (b < low || b > high) return 0;
+  int found = 1;
+  for (; found < size && static_cast<std::size_t>(found) < text.size(); ++found) {
+    const auto b = byte(static_cast<std::size_t>(found));
+    if (b < low || b > high) break;
     low = 0x80, high = 0xBF;
   }
-  return size;
+  return {size, found};
+}
+
+}  // namespace
+
+int utf8_character(std::string_view text) {
+  const auto [size, found] = start_of(text);
+  if (found == size) return size;
+  return static_cast<std::size_t>(found) == text.size() ? -1 : 0;
+}
+
+std::size_t utf8_maximal_part(std::string_view text) {
+  return static_cast<std::size_t>(std::max(start_of(text).found, 1));
 }
 
 std::size_t utf8_prefix(std::string_view text) {

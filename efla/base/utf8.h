@@ -13,6 +13,10 @@ inline constexpr std::string_view kByteOrderMark = "\uFEFF";
 // −1 if the text ends before the character does. The text must not be empty.
 int utf8_character(std::string_view text);
 
+// Returns the size of what one U+FFFD replaces at the start of a text that starts with no whole character: the bytes
+// that may begin a character, or else one byte ("maximal subpart", Unicode 3.9). The text must not be empty.
+std::size_t utf8_maximal_part(std::string_view text);
+
 // Returns the size of the valid whole characters at the start of a text: its own size if all of it is UTF-8.
 std::size_t utf8_prefix(std::string_view text);
 

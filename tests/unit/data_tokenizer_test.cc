@@ -51,6 +51,16 @@ TEST(Utf8, TellsCharactersFromOtherBytes) {
                           "\xf5\x80\x80\x80", "\xff", "\xc3(", "\xe6\x9d(", "\xf0\x9f\xa6("}) {
     EXPECT_EQ(utf8_character(bad), 0) << bad;
   }
+  const std::vector<std::pair<std::string, std::size_t>> parts{{"\xff", 1},
+                                                               {"\x80\x80", 1},
+                                                               {"\xc3(", 1},
+                                                               {"\xe6\x9d(", 2},
+                                                               {"\xe6\x9d", 2},
+                                                               {"\xe0\x9f\xbf", 1},
+                                                               {"\xf0\x9f\xa6\xc3", 3},
+                                                               {"\xf0\x8f\xbf\xbf", 1},
+                                                               {"\xf4\x8f\xbf\xf4", 3}};
+  for (const auto& [bad, size] : parts) EXPECT_EQ(utf8_maximal_part(bad), size) << bad;
   EXPECT_EQ(utf8_prefix("twelve bytes\xff"), 12U);
   EXPECT_EQ(utf8_prefix("1234567é\xc3"), 9U);
   EXPECT_EQ(utf8_prefix(""), 0U);
@@ -63,7 +73,10 @@ TEST(Bytes, AreTheirOwnIds) {
   EXPECT_EQ(bytes->eos(), 257);
   EXPECT_EQ(bytes->encode("aé\n"), (Ids{97, 0xC3, 0xA9, 10}));
   EXPECT_EQ(bytes->decode(Ids{256, 97, 0xC3, 0xA9, 257}), "aé");
-  EXPECT_EQ(bytes->decode(Ids{0xC3, 97, 0xE2, 0x82}), "\uFFFDa\uFFFD\uFFFD");
+  EXPECT_EQ(bytes->decode(Ids{0xC3, 97, 0xE2, 0x82}), "\uFFFDa\uFFFD");
+  // Python's bytes.decode("utf-8", "replace") gives the same.
+  EXPECT_EQ(bytes->decode(Ids{0xF0, 0x9F, 0xA6, 0xE2, 0x80, 'x', 0x80, 0x80, 0xED, 0xA0, 0x80}),
+            "\uFFFD\uFFFDx\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD");
   expect_error([&] { bytes->decode(Ids{258}); }, "id", "got 258, expected 0 to 257");
   expect_error([&] { bytes->decode(Ids{-1}); }, "id", "got -1");
 }
@@ -78,6 +91,7 @@ TEST(StreamDecoder, HoldsBackAnUnfinishedCharacter) {
   EXPECT_EQ(decoder.push(0xE2), "");
   EXPECT_EQ(decoder.push('x'), "\uFFFDx");
   EXPECT_EQ(decoder.push(0xE2), "");
+  EXPECT_EQ(decoder.push(0x82), "");
   EXPECT_EQ(decoder.finish(), "\uFFFD");
   EXPECT_EQ(decoder.finish(), "");
 }

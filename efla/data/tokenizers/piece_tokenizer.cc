@@ -121,6 +121,8 @@ class PieceTokenizer final : public JsonTokenizer {
     return spaces_.strips && bytes_of(id).starts_with(' ');
   }
 
+  std::size_t replaced_size(std::string_view) const override { return 1; }
+
   TextCut last_cut(std::string_view text) const override {
     // A space beside an added token belongs to no word.
     const auto allowed = [&](char before, char behind) {

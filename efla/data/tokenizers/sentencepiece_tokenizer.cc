@@ -75,6 +75,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     return add_prefix_ && piece.kind == Kind::normal && piece.text.starts_with(kSpaceMark);
   }
 
+  std::size_t replaced_size(std::string_view) const override { return 1; }
+
   TextCut last_cut(std::string_view text) const override {
     if (!words_) return {};
     const auto at = last_word_break(text, [](char, char) { return true; });

@@ -50,6 +50,8 @@ class ByteTokenizer final : public Tokenizer {
 
 }  // namespace
 
+std::size_t Tokenizer::replaced_size(std::string_view bytes) const { return utf8_maximal_part(bytes); }
+
 std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
   StreamDecoder decoder(*this);
   std::string text;
@@ -80,7 +82,7 @@ std::string StreamDecoder::take(bool all) {
     const int size = utf8_character(rest);
     if (size < 0 && !all) break;
     text += size > 0 ? rest.substr(0, static_cast<std::size_t>(size)) : kReplacementCharacter;
-    rest.remove_prefix(size > 0 ? static_cast<std::size_t>(size) : 1);
+    rest.remove_prefix(size > 0 ? static_cast<std::size_t>(size) : tokenizer_.replaced_size(rest));
   }
   held_ = std::string(rest);
   return text;

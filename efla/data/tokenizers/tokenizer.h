@@ -39,6 +39,10 @@ class Tokenizer {
   // Returns whether the token's bytes start with a space that encode adds if the token is the first one of a text.
   virtual bool begins_with_added_space(std::int32_t id) const = 0;
 
+  // Returns how many bytes one U+FFFD replaces in decoded text, at the start of bytes that start with no whole character:
+  // the maximal part of one, or a byte if the tokens are SentencePiece's, as its library decodes them.
+  virtual std::size_t replaced_size(std::string_view bytes) const;
+
   // Returns the last place where a long text, more of which may follow, can be cut; end is 0 if there is none.
   virtual TextCut last_cut(std::string_view text) const = 0;
 
@@ -47,7 +51,7 @@ class Tokenizer {
   std::int32_t bos() const { return info_.bos; }  // −1: none
   std::int32_t eos() const { return info_.eos; }  // −1: none
 
-  // Returns the text of ids. It is always UTF-8: every byte that belongs to no character becomes U+FFFD.
+  // Returns the text of ids. It is always UTF-8: bytes that belong to no character become U+FFFD.
   std::string decode(std::span<const std::int32_t> ids) const;
 
  protected:

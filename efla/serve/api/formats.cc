@@ -59,7 +59,7 @@ Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tok
   for (const auto& token : tokens) {
     texts.push_back(token_text(token.id, tokenizer));
     values.push_back(logprob_json(token.logprob));
-    offsets.push_back(count.push(tokenizer.bytes_of(token.id)));
+    offsets.push_back(count.push(tokenizer.bytes_of(token.id), tokenizer));
     if (std::isnan(token.logprob)) {
       tops.push_back(nullptr);
       continue;
@@ -99,15 +99,16 @@ std::string choice_event(const ReplyHead& head, std::size_t index, const std::st
 
 std::string json_text(std::string_view text) { return io::to_json_line(Json(std::string(text))); }
 
-std::size_t CharacterCount::push(std::string_view bytes) {
+std::size_t CharacterCount::push(std::string_view bytes, const data::Tokenizer& tokenizer) {
   const auto before = held_.size();
   held_ += bytes;
   std::size_t at = 0, offset = characters_;
   for (; at < held_.size(); ++characters_) {
-    const int size = utf8_character(std::string_view(held_).substr(at));
+    const auto rest = std::string_view(held_).substr(at);
+    const int size = utf8_character(rest);
     if (at < before) ++offset;
     if (size < 0) break;
-    at += static_cast<std::size_t>(std::max(size, 1));
+    at += size > 0 ? static_cast<std::size_t>(size) : tokenizer.replaced_size(rest);
   }
   held_.erase(0, at);
   return offset;

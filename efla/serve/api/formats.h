@@ -25,13 +25,13 @@ struct ScoredToken {
   std::vector<ScoredId> alternatives = {};
 };
 
-// Counts the characters of a text whose tokens come one by one. As in the text that clients get, a byte that belongs to
-// no character counts as one (U+FFFD).
+// Counts the characters of a text whose tokens come one by one. As in the text that clients get, bytes that belong to
+// no character count as U+FFFD.
 class CharacterCount {
  public:
   // Counts the bytes of a token. Returns the number of characters that begin before the token. A character that is
   // unfinished after the token counts as one.
-  std::size_t push(std::string_view bytes);
+  std::size_t push(std::string_view bytes, const data::Tokenizer& tokenizer);
 
  private:
   std::size_t characters_ = 0;  // before held_
