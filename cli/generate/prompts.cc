@@ -15,7 +15,7 @@ namespace {
 
 // Returns the prompt of a line. where: the file and the line, for messages.
 std::string prompt_of(std::string_view line, const std::string& where, std::size_t offset) {
-  const auto object = io::parse_json(io::as_bytes(line), where, offset);
+  const auto object = io::parse_json_line(line, where, offset);
   return io::Fields(object, io::refuse_in_file(where, "", static_cast<std::int64_t>(offset)))
       .get<std::string>("prompt");
 }

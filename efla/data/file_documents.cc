@@ -172,7 +172,7 @@ class JsonDocuments final : public FileDocuments {
  private:
   std::string read_field(std::string_view line) const {
     if (const auto valid = utf8_prefix(line); valid < line.size()) buffer_.fail(valid, "not UTF-8");
-    const auto value = io::parse_json(io::as_bytes(line), buffer_.name(), buffer_.offset());
+    const auto value = io::parse_json_line(line, buffer_.name(), buffer_.offset());
     const auto offset = static_cast<std::int64_t>(buffer_.offset());
     return io::Fields(value, io::refuse_in_file(buffer_.name(), fmt::format("line {}: ", line_), offset))
         .get<std::string>(field_);

@@ -37,6 +37,16 @@ std::optional<Difference> difference_at(const std::string& path, const nlohmann:
 
 }  // namespace
 
+nlohmann::json parse_json_line(std::string_view line, const std::string& path, std::size_t start) {
+  try {
+    return parse_json(as_bytes(line), path, start);
+  } catch (const IoError& error) {
+    const auto end = start + line.find_last_not_of(" \t\r") + 1;
+    if (end == start || error.offset() < static_cast<std::int64_t>(end)) throw;
+    fail_at(path, end, "not JSON on one line, expected one object per line");
+  }
+}
+
 nlohmann::json read_json(const std::filesystem::path& path) {
   const auto text = read_file(path);
   return parse_json(text, path.string());

@@ -134,6 +134,9 @@ TEST_F(Documents, NameTheLineOfJsonThatIsWrong) {
   expect_bad_content([&] { read_json("[1]\n"); }, 0, "line 1: got [1], expected an object");
   expect_bad_content([&] { read_json("\n{\"text\": 3}\n"); }, 1, "line 2: text: got 3, expected a text");
   expect_bad_content([&] { read_json("{\"text\": \"a\"\n"); }, 12, "not JSON");
+  for (const char* list : {"[\n{\"text\": \"a\"},\n{\"text\": \"b\"}\n]\n", "[\r\n]\r\n", "{ \n}\n"}) {
+    expect_bad_content([&] { read_json(list); }, 1, "not JSON on one line, expected one object per line");
+  }
   expect_bad_content([&] { read_json("{\"text\": \"\\ud800\"}\n"); }, 16, "not JSON");
 }
 

@@ -214,7 +214,8 @@ TEST(LmTasks, FindFilesThatAreBrokenOrDoNotBelongTogether) {
   };
   expect_bad_content([&] { lambada(""); }, -1, "is empty");
   expect_bad_content([&] { lambada(" \n\r\n"); }, -1, "is empty");
-  expect_bad_content([&] { lambada("{\"text\": \"a b\"}\n{\"text\": "); }, -1, "line 2: not JSON, from byte 9");
+  expect_bad_content([&] { lambada("{\"text\": \"a b\"}\n{\"text\": "); }, -1,
+                     "line 2: not JSON, from byte 9 of the line on; expected one object per line");
   expect_bad_content([&] { lambada("{\"text\": \"a b\"}\r\n\r\n{\"text\": "); }, -1, "line 3: not JSON, from byte 9");
   expect_bad_content([&] { lambada("[1]"); }, -1, "line 1: got [1], expected an object");
   expect_bad_content([&] { lambada("{\"text\": \"\xff\"}"); }, -1, "line 1: not JSON");

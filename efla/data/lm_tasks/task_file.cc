@@ -66,7 +66,9 @@ nlohmann::json parse_line(const std::string& path, const TaskLine& line) {
   try {
     return io::parse_json(io::as_bytes(line.text), path);
   } catch (const IoError& error) {
-    io::fail_at_line(path, line.number, fmt::format("not JSON, from byte {} of the line on", error.offset()));
+    io::fail_at_line(
+        path, line.number,
+        fmt::format("not JSON, from byte {} of the line on; expected one object per line", error.offset()));
   }
 }
 
