@@ -8,19 +8,30 @@
 #include <string_view>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "efla/io/fields.h"
 
 namespace efla::data {
 
 struct AddedToken {
-  std::int32_t id;
+  std::int32_t id;  // −1: not known yet
   std::string text;
   bool special, normalized;  // normalized: its normalized text is to be found in the normalized text
+
+  bool operator==(const AddedToken&) const = default;
 };
 
-// Reads the field `added_tokens`, which may be missing. Throws IoError(content) for what is not supported. path is for
-// messages.
+// Reads a token without its id. Throws IoError(content) for what is not supported. path is for messages.
+AddedToken read_added_token(const io::Fields& token, const std::string& path);
+
+// Reads the tokens of the field `added_tokens`, which may be missing, without their ids.
 std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std::string& path);
+
+// Gives added tokens their ids as Hugging Face's tokenizers do, which ignore the ids in files: a text of the vocabulary
+// keeps its id, and every other text gets the next one after the number of texts in the vocabulary. Of the same text
+// given twice the last flags count.
+std::vector<AddedToken> number_added_tokens(const std::vector<AddedToken>& given, const nlohmann::json& vocabulary);
 
 // Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
 class AddedTokens {

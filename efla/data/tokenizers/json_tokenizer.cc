@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,32 +22,52 @@ namespace {
 
 using nlohmann::json;
 
-// Returns the id of a token that tokenizer_config.json names; −1: none.
-std::int32_t special_id(const io::Fields& config, const char* name, const json& vocabulary,
-                        const std::vector<AddedToken>& added) {
-  const json* text = config.find(name);
-  if (text != nullptr && text->is_object()) text = config.object(name).find("content");
-  if (text == nullptr) return -1;
+// Returns the id of bos_token or eos_token; −1: none.
+std::int32_t special_id(const TokenizerConfig& config, const char* field, const json& vocabulary,
+                        const std::vector<AddedToken>& added, const std::string& path) {
+  const auto text = config.text_of(field);
+  if (text.empty()) return -1;
   for (const auto& token : added) {
-    if (*text == token.text) return token.id;
+    if (token.text == text) return token.id;
   }
-  if (!text->is_string() || !vocabulary.contains(text->get<std::string>())) config.refuse(name, "a token");
-  return vocabulary.at(text->get<std::string>());
+  const auto found = vocabulary.find(text);
+  if (found == vocabulary.end()) config.refuse(field, path);
+  return *found;
 }
 
-std::int64_t vocab_size_of(const json& vocabulary, const std::vector<AddedToken>& added, const std::string& path) {
+// Returns one more than the greatest id of the vocabulary, to which `added` tokens will be added.
+std::int64_t vocab_size_of(const json& vocabulary, std::size_t added, const std::string& path) {
   // Bounds the memory. In real vocabularies nearly every id has a token.
-  const auto most = static_cast<std::int64_t>(4 * (vocabulary.size() + added.size()) + 4096);
+  const auto most = static_cast<std::int64_t>(4 * (vocabulary.size() + added) + 4096);
   std::int64_t size = 0;
-  const auto count = [&](const json& id) {
+  for (const auto& [text, id] : vocabulary.items()) {
     if (!id.is_number_integer() || id < 0 || id >= most) {
       io::fail_in(path, "the id " + io::brief(id) + " of a token");
     }
     size = std::max(size, id.get<std::int64_t>() + 1);
-  };
-  for (const auto& [text, id] : vocabulary.items()) count(id);
-  for (const auto& token : added) count(token.id);
+  }
   return size;
+}
+
+// Appends the tokens that the files beside a tokenizer.json add to its own, or say other flags of.
+std::vector<AddedToken> with_tokens_beside(std::vector<AddedToken> tokens, const TokenizerConfig& config) {
+  std::unordered_set<std::string> known;
+  for (const auto& token : tokens) known.insert(token.text);
+  for (const auto& token : config.added) {
+    if (config.overrides || !known.contains(token.text)) tokens.push_back(token);
+  }
+  return tokens;
+}
+
+// Returns a checksum of what the ids depend on: the file, and tokens that only the files beside it have.
+std::string fingerprint_of(io::ByteView bytes, const std::vector<AddedToken>& own, const std::vector<AddedToken>& all) {
+  if (own == all) return io::sha256(bytes);
+  std::string text(bytes.begin(), bytes.end());
+  for (const auto& token : all) {
+    text += json{token.id, token.text, token.special, token.normalized}.dump(-1, ' ', false,
+                                                                             json::error_handler_t::replace);
+  }
+  return io::sha256(io::as_bytes(text));
 }
 
 void check_supported(const io::Fields& model, const std::string& path) {
@@ -58,6 +79,11 @@ void check_supported(const io::Fields& model, const std::string& path) {
     const json* value = model.find(key);
     if (value != nullptr && *value != "" && *value != 0) refuse_tokenizer(path, key);
   }
+}
+
+// Returns whether an entry of the merges is the first line of a file merges.txt, such as "#version: 0.2".
+bool is_version(const json& merge) {
+  return merge.is_string() && merge.get_ref<const std::string&>().starts_with("#version");
 }
 
 // Returns the two tokens of a merge.
@@ -98,9 +124,11 @@ void JsonTokenizer::add_merges_and_added_tokens(const TokenizerFile& file) {
   merges_.reserve(merges->size());
   std::int32_t rank = 0;
   for (const json& merge : *merges) {
+    if (is_version(merge)) continue;
     const auto [left, right] = tokens_of(merge, file.path);
     const auto left_id = id_of(left), right_id = id_of(right);
-    merges_.try_emplace(pair_of(left_id, right_id), Merge{rank++, id_of(left + right)});
+    // Of a merge given twice the last rank counts, as in Hugging Face's tokenizers.
+    merges_.insert_or_assign(pair_of(left_id, right_id), Merge{rank++, id_of(left + right)});
   }
   for (AddedToken token : file.added) {
     set_bytes(token.id, token.special ? "" : token.text);
@@ -144,22 +172,25 @@ std::vector<std::int32_t> JsonTokenizer::encode(std::string_view text) const {
 }
 
 std::unique_ptr<Tokenizer> make_json_tokenizer(io::ByteView bytes, const std::string& path) {
-  const json document = io::parse_json(bytes, path);
+  return make_json_tokenizer(io::parse_json(bytes, path), read_tokenizer_config(path), bytes, path);
+}
+
+std::unique_ptr<Tokenizer> make_json_tokenizer(const json& document, const TokenizerConfig& config, io::ByteView bytes,
+                                               const std::string& path) {
   const io::Fields fields(document, io::refuse_in_file(path));
   const auto model = fields.object("model");
   check_supported(model, path);
-  const auto added = read_added_tokens(fields, path);
   const json& vocabulary = model.object("vocab").content();
-
-  const auto beside = std::filesystem::path(path).replace_filename("tokenizer_config.json");
-  const json named = std::filesystem::exists(beside) ? io::read_json(beside) : json::object();
-  const io::Fields config(named, io::refuse_in_file(beside.string()));
-  const TokenizerFile file{
-      fields,
-      path,
-      added,
-      {std::filesystem::path(path).filename().string(), io::sha256(bytes), vocab_size_of(vocabulary, added, path),
-       special_id(config, "bos_token", vocabulary, added), special_id(config, "eos_token", vocabulary, added)}};
+  const auto given = read_added_tokens(fields, path), all = with_tokens_beside(given, config);
+  auto vocab_size = vocab_size_of(vocabulary, all.size(), path);
+  const auto own = number_added_tokens(given, vocabulary), added = number_added_tokens(all, vocabulary);
+  for (const auto& token : added) vocab_size = std::max(vocab_size, std::int64_t{token.id} + 1);
+  const TokenizerFile file{fields,
+                           path,
+                           added,
+                           {std::filesystem::path(path).filename().string(), fingerprint_of(bytes, own, added),
+                            vocab_size, special_id(config, "bos_token", vocabulary, added, path),
+                            special_id(config, "eos_token", vocabulary, added, path)}};
   const bool byte_level =
       fields.find("decoder") != nullptr && fields.object("decoder").find<std::string>("type") == "ByteLevel";
   return byte_level ? make_byte_level_tokenizer(file) : make_piece_tokenizer(file);

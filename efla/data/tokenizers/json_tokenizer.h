@@ -17,12 +17,13 @@
 #include "efla/data/tokenizers/added_tokens.h"
 #include "efla/data/tokenizers/byte_pairs.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer_config.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
 
 namespace efla::data {
 
-// A tokenizer.json while a tokenizer is made of it, and what the tokenizer_config.json beside it names.
+// A tokenizer.json while a tokenizer is made of it, and what the files beside it add.
 struct TokenizerFile {
   const io::Fields& document;
   const std::string& path;
@@ -30,10 +31,14 @@ struct TokenizerFile {
   io::TokenizerInfo info;
 };
 
-// Makes a tokenizer from the bytes of the file at `path`; the tokenizer_config.json beside it names bos and eos. encode
-// finds added tokens in texts, and ignores the file's post_processor. Throws IoError(content) that names what is not
-// supported.
+// Makes a tokenizer from the bytes of the file at `path`; the files beside it (tokenizer_config.h) name bos and eos and
+// may add tokens. encode finds added tokens in texts, and ignores the file's post_processor. Throws IoError(content)
+// that names what is not supported.
 std::unique_ptr<Tokenizer> make_json_tokenizer(io::ByteView bytes, const std::string& path);
+
+// Makes a tokenizer from the document of a tokenizer.json. bytes: what the document was made of.
+std::unique_ptr<Tokenizer> make_json_tokenizer(const nlohmann::json& document, const TokenizerConfig& config,
+                                               io::ByteView bytes, const std::string& path);
 
 class JsonTokenizer : public Tokenizer {
  public:

@@ -11,8 +11,11 @@
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_pairs.h"
+#include "efla/data/tokenizers/json_tokenizer.h"
 #include "efla/data/tokenizers/pieces.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
+#include "efla/data/tokenizers/tokenizer_config.h"
+#include "efla/data/tokenizers/tokenizer_json.h"
 #include "efla/io/content_error.h"
 #include "efla/io/sha256.h"
 
@@ -174,20 +177,37 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
   return out;
 }
 
+// Returns the id of a piece; −1: there is none of this kind and text.
+std::int32_t find_piece(const SentencePieceModel& model, Kind kind, std::string_view text) {
+  const auto is = [&](const auto& piece) { return piece.kind == kind && piece.text == text; };
+  const auto found = std::find_if(model.pieces.begin(), model.pieces.end(), is);
+  return found == model.pieces.end() ? -1 : static_cast<std::int32_t>(found - model.pieces.begin());
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(io::ByteView bytes, const std::string& path) {
-  auto model = parse_sentencepiece_model(bytes, path);
+  const auto model = parse_sentencepiece_model(bytes, path);
   check_supported(model, path);
-  const auto control = [&](const std::string& text) {
-    const auto is = [&](const auto& piece) { return piece.kind == Kind::control && piece.text == text; };
-    const auto found = std::find_if(model.pieces.begin(), model.pieces.end(), is);
-    return found == model.pieces.end() ? -1 : static_cast<std::int32_t>(found - model.pieces.begin());
-  };
+  const auto control = [&](std::string_view text) { return find_piece(model, Kind::control, text); };
   io::TokenizerInfo info{std::filesystem::path(path).filename().string(), io::sha256(bytes),
                          static_cast<std::int64_t>(model.pieces.size()), control(model.bos_piece),
                          control(model.eos_piece)};
-  return std::make_unique<SentencePieceTokenizer>(std::move(model), std::move(info), path);
+  auto config = read_tokenizer_config(path);
+  const auto is_own = [&](const AddedToken& token) {
+    return control(token.text) >= 0 || find_piece(model, Kind::unknown, token.text) >= 0;
+  };
+  bool same = std::all_of(config.added.begin(), config.added.end(), is_own);
+  for (const auto& [field, piece] : {std::pair("bos_token", model.bos_piece), {"eos_token", model.eos_piece}}) {
+    if (config.text_of(field).empty()) {
+      if (control(piece) >= 0) config.names.push_back({field, piece, path});
+    } else {
+      same = same && config.text_of(field) == piece;
+    }
+  }
+  auto tokenizer = std::make_unique<SentencePieceTokenizer>(model, std::move(info), path);
+  if (same) return tokenizer;
+  return make_json_tokenizer(tokenizer_json(model, config).tokenizer, config, bytes, path);
 }
 
 }  // namespace efla::data

@@ -9,8 +9,9 @@
 
 namespace efla::data {
 
-// Makes a tokenizer from the bytes of the model's file. path is for messages and names the tokenizer. Throws
-// IoError(content) for a model that is broken or not supported.
+// Makes a tokenizer from the bytes of the model's file at `path`. If the files beside it add tokens or name another bos
+// or eos, they are found in texts as for a tokenizer.json (json_tokenizer.h). Throws IoError(content) for a model that
+// is broken or not supported.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(io::ByteView bytes, const std::string& path);
 
 }  // namespace efla::data

@@ -39,8 +39,8 @@ class Tokenizer {
   // Returns whether the token's bytes start with a space that encode adds if the token is the first one of a text.
   virtual bool begins_with_added_space(std::int32_t id) const = 0;
 
-  // Returns how many bytes one U+FFFD replaces in decoded text, at the start of bytes that start with no whole character:
-  // the maximal part of one, or a byte if the tokens are SentencePiece's, as its library decodes them.
+  // Returns how many bytes one U+FFFD replaces in decoded text, at the start of bytes that start with no whole
+  // character: the maximal part of one, or a byte if the tokens are SentencePiece's, as its library decodes them.
   virtual std::size_t replaced_size(std::string_view bytes) const;
 
   // Returns the last place where a long text, more of which may follow, can be cut; end is 0 if there is none.

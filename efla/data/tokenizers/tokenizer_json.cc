@@ -20,9 +20,9 @@ namespace {
 using nlohmann::json;
 using Kind = SentencePieceModel::Kind;
 
-json special_token(std::int64_t id, const std::string& text) {
-  return {{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
-          {"rstrip", false}, {"normalized", false}, {"special", true}};
+json added_token(const AddedToken& token) {
+  return {{"id", token.id},  {"content", token.text},          {"single_word", false},    {"lstrip", false},
+          {"rstrip", false}, {"normalized", token.normalized}, {"special", token.special}};
 }
 
 json document(json added, json normalizer, json pre_tokenizer, json decoder, json model) {
@@ -63,7 +63,8 @@ TokenizerJson of_bytes() {
   const auto& eos = bytes->special_texts().at(bytes->eos());
   json vocabulary = json::object();
   for (const auto& character : characters_of_bytes()) vocabulary.emplace(character, vocabulary.size());
-  json added = json::array({special_token(bytes->bos(), bos), special_token(bytes->eos(), eos)});
+  json added =
+      json::array({added_token({bytes->bos(), bos, true, false}), added_token({bytes->eos(), eos, true, false})});
   json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
   return {document(std::move(added), nullptr, byte_level, byte_level,
                    bpe(std::move(vocabulary), json::array(), nullptr, false)),
@@ -96,34 +97,51 @@ json merges_of(const SentencePieceModel& model) {
 
 TokenizerJson of_sentencepiece(const std::string& path) {
   const auto tokenizer = load_tokenizer(path);  // refuses what is not supported
-  const auto bytes = io::read_file(path);
-  const auto model = parse_sentencepiece_model(bytes, path);
+  return tokenizer_json(parse_sentencepiece_model(io::read_file(path), path), read_tokenizer_config(path));
+}
+
+}  // namespace
+
+TokenizerJson tokenizer_json(const SentencePieceModel& model, const TokenizerConfig& beside) {
   json vocabulary = json::object(), added = json::array(), unknown;
+  std::vector<AddedToken> own;
   for (std::size_t i = 0; i < model.pieces.size(); ++i) {
     const auto& piece = model.pieces[i];
     vocabulary[piece.text] = i;
     if (piece.kind == Kind::unknown) unknown = piece.text;
     if (piece.kind == Kind::unknown || piece.kind == Kind::control) {
-      added.push_back(special_token(static_cast<std::int64_t>(i), piece.text));
+      own.push_back({-1, piece.text, true, false});
     }
   }
+  auto all = own;
+  all.insert(all.end(), beside.added.begin(), beside.added.end());
+  for (const auto& token : number_added_tokens(all, vocabulary)) added.push_back(added_token(token));
   const json space = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceMark}};
   const json no_space = {{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}};
-  json normalizers = json::array(), decoders = json::array({no_space, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+  json normalizers = json::array(), pre_tokenizer,
+       decoders = json::array({no_space, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
   if (model.add_dummy_prefix) {
     normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpaceMark}});
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
   normalizers.push_back(space);
-  auto config = configuration(model.bos_piece, model.eos_piece);
+  json normalizer{{"type", "Sequence"}, {"normalizers", std::move(normalizers)}};
+  if (added.size() > own.size()) {  // as transformers converts a model with added tokens
+    normalizer = nullptr;
+    pre_tokenizer = {{"type", "Metaspace"}, {"replacement", kSpaceMark}, {"split", false}};
+    pre_tokenizer["prepend_scheme"] = !model.add_dummy_prefix ? "never" : beside.legacy ? "always" : "first";
+  }
+  const auto name = [&](const char* field, const std::string& piece) {
+    const auto text = beside.text_of(field);
+    return text.empty() ? piece : std::string(text);
+  };
+  auto config = configuration(name("bos_token", model.bos_piece), name("eos_token", model.eos_piece));
   config["unk_token"] = unknown;
-  return {document(std::move(added), {{"type", "Sequence"}, {"normalizers", std::move(normalizers)}}, nullptr,
+  return {document(std::move(added), std::move(normalizer), std::move(pre_tokenizer),
                    {{"type", "Sequence"}, {"decoders", std::move(decoders)}},
                    bpe(std::move(vocabulary), merges_of(model), unknown, model.byte_fallback)),
           std::move(config)};
 }
-
-}  // namespace
 
 TokenizerJson tokenizer_json(const std::string& name) { return name == "bytes" ? of_bytes() : of_sentencepiece(name); }
 

@@ -4,6 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "efla/data/tokenizers/sentencepiece_model.h"
+#include "efla/data/tokenizers/tokenizer_config.h"
+
 namespace efla::data {
 
 struct TokenizerJson {
@@ -15,5 +18,8 @@ struct TokenizerJson {
 // a text are the same, except where the text contains the name of a control token such as "</s>". Throws what
 // load_tokenizer throws.
 TokenizerJson tokenizer_json(const std::string& name);
+
+// Converts a SentencePiece model that load_tokenizer takes, with the tokens that the files beside it add.
+TokenizerJson tokenizer_json(const SentencePieceModel& model, const TokenizerConfig& beside);
 
 }  // namespace efla::data
