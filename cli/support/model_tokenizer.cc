@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/data/tokenizers/tokenizer_config.h"
 #include "efla/data/tokenizers/tokenizer_json.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
@@ -31,10 +32,11 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
   const auto beside = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? (folder / name).string() : std::string();
   };
-  if (auto path = beside(kTokenizerFile); !path.empty()) return path;
-  // A run's checkpoint has a tokenizer.json for transformers, which is not the tokenizer that made its tokens.
   const auto run = std::filesystem::path(model) / train::kRunFile;
-  if (!std::filesystem::exists(run)) return beside(kTokenizerJsonFile);
+  const bool is_run = std::filesystem::exists(run);
+  // A run's checkpoint has a tokenizer.json for transformers, which is not the tokenizer that made its tokens.
+  if (auto path = beside(kTokenizerJsonFile); !path.empty() && !is_run) return path;
+  if (auto path = beside(kTokenizerFile); !path.empty() || !is_run) return path;
   const auto recorded = io::read_json(run);
   const io::Fields fields(recorded, io::refuse_in_file(run.string()));
   if (auto path = text_at(fields, {"config", "data"}, "tokenizer"); !path.empty()) {
@@ -57,20 +59,24 @@ std::string require_tokenizer(const std::string& command, const std::string& mod
   return name;
 }
 
-std::vector<std::pair<std::string, std::string>> files_for_transformers(const std::string& name) {
-  if (!name.ends_with(".json")) {
-    const auto json = data::tokenizer_json(name);
-    return {{kTokenizerJsonFile, json.tokenizer.dump() + "\n"}, {kTokenizerConfigFile, json.config.dump(1) + "\n"}};
-  }
+std::vector<std::pair<std::string, std::string>> files_of_tokenizer(const std::string& path) {
   std::vector<std::pair<std::string, std::string>> files;
   const auto add = [&](const std::filesystem::path& file, const char* as) {
     const auto bytes = io::read_file(file);
     files.emplace_back(as, std::string(bytes.begin(), bytes.end()));
   };
-  add(name, kTokenizerJsonFile);
-  const auto config = std::filesystem::path(name).replace_filename(kTokenizerConfigFile);
-  if (std::filesystem::exists(config)) add(config, kTokenizerConfigFile);
+  add(path, path.ends_with(".json") ? kTokenizerJsonFile : kTokenizerFile);
+  for (const char* name : data::kFilesBesideTokenizer) {
+    const auto beside = std::filesystem::path(path).replace_filename(name);
+    if (std::filesystem::exists(beside)) add(beside, name);
+  }
   return files;
+}
+
+std::vector<std::pair<std::string, std::string>> files_for_transformers(const std::string& name) {
+  if (name.ends_with(".json")) return files_of_tokenizer(name);
+  const auto json = data::tokenizer_json(name);
+  return {{kTokenizerJsonFile, json.tokenizer.dump() + "\n"}, {data::kTokenizerConfigFile, json.config.dump(1) + "\n"}};
 }
 
 nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer) {

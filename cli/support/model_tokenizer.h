@@ -10,11 +10,10 @@
 
 namespace efla::cli {
 
-// A model's tokenizer as a file in its folder: a SentencePiece model, or the format of Hugging Face's tokenizers, whose
-// special tokens are named in a file beside it.
+// A model's tokenizer as a file in its folder: a SentencePiece model, or the format of Hugging Face's tokenizers. If a
+// folder has both, the second one is the tokenizer, as for transformers.
 inline constexpr const char* kTokenizerFile = "tokenizer.model";
 inline constexpr const char* kTokenizerJsonFile = "tokenizer.json";
-inline constexpr const char* kTokenizerConfigFile = "tokenizer_config.json";
 
 // Returns `given` unless it is empty; otherwise the file beside the model, or the tokenizer that the folder's run.json
 // names ("bytes", or a file's path), or "". Throws IoError if there is no model, and for a run.json that
@@ -23,6 +22,10 @@ std::string find_tokenizer(const std::string& model, const std::string& given = 
 
 // Returns the same as find_tokenizer. Throws Error naming --tokenizer if there is none.
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given);
+
+// Returns the names that the files of a tokenizer have beside a model, and their contents: the file `path`, and the
+// files beside it that belong to it.
+std::vector<std::pair<std::string, std::string>> files_of_tokenizer(const std::string& path);
 
 // Returns the names and contents of a tokenizer's files for transformers, where `name` is "bytes", the path of a
 // tokenizer.json, or that of a SentencePiece model. Throws IoError for a model that transformers cannot read.

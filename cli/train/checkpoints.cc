@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -38,21 +39,21 @@ struct TokenizerFiles {
   std::string refusal;                                     // why there is none for transformers
 };
 
-// Returns the files of a tokenizer that exists; where `exported`, and for bytes, which have no file of their own, also
+// Returns the files of a tokenizer that exists: its own ones and, where `exported` and for bytes, which have no file,
 // the files that are made for transformers.
 TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
   TokenizerFiles result;
-  const bool is_json = tokenizer.ends_with(".json");
-  if (exported || is_json || tokenizer == "bytes") {
+  if (exported || tokenizer == "bytes") {
     try {
       result.files = files_for_transformers(tokenizer);
     } catch (const IoError& error) {
       result.refusal = error.what();
     }
   }
-  if (!is_json && tokenizer != "bytes") {
-    const auto bytes = io::read_file(tokenizer);
-    result.files.emplace_back(kTokenizerFile, std::string(bytes.begin(), bytes.end()));
+  if (tokenizer == "bytes") return result;
+  for (auto& file : files_of_tokenizer(tokenizer)) {
+    const auto is_same = [&](const auto& made) { return made.first == file.first; };
+    if (std::none_of(result.files.begin(), result.files.end(), is_same)) result.files.push_back(std::move(file));
   }
   return result;
 }
