@@ -32,12 +32,12 @@ class EndlessTokenizer final : public data::Tokenizer {
   explicit EndlessTokenizer(std::int64_t vocab_size)
       : Tokenizer({kName, io::sha256(io::as_bytes(kName)), vocab_size, -1, -1}) {}
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode_part(std::string_view text, bool /*begins*/) const override {
     return std::vector<std::int32_t>(text.size(), 0);
   }
   std::string_view bytes_of(std::int32_t /*id*/) const override { return "a"; }
   bool begins_with_added_space(std::int32_t /*id*/) const override { return false; }
-  data::TextCut last_cut(std::string_view text) const override { return {text.size(), text.size()}; }
+  std::size_t last_cut(std::string_view part) const override { return part.size(); }
 
  private:
   static constexpr const char* kName = "endless";

@@ -65,4 +65,11 @@ std::size_t utf8_prefix(std::string_view text) {
   return at;
 }
 
+std::size_t utf8_last(std::string_view text) {
+  std::size_t at = text.size();
+  while (at > 0 && (static_cast<std::uint8_t>(text[--at]) & 0xC0) == 0x80) {
+  }
+  return at;
+}
+
 }  // namespace efla

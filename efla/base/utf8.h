@@ -20,4 +20,7 @@ std::size_t utf8_maximal_part(std::string_view text);
 // Returns the size of the valid whole characters at the start of a text: its own size if all of it is UTF-8.
 std::size_t utf8_prefix(std::string_view text);
 
+// Returns where the last character of a text begins, which may be incomplete: at the last byte that continues no other.
+std::size_t utf8_last(std::string_view text);
+
 }  // namespace efla

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kPart = std::size_t{1} << 16;
-constexpr std::size_t kMaxUncut = std::size_t{1} << 26;
+constexpr std::size_t kMaxUncut = 700'000'000;  // the longest text that encode takes
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
@@ -95,34 +95,32 @@ bool DocumentReader::read_chunk() {
   return false;
 }
 
+// Returns a place where the pending text can be cut; 0: none.
+std::size_t DocumentReader::find_cut(std::string_view text) {
+  for (auto reach = std::max(kPart, 2 * uncut_);; reach *= 2) {
+    if (const auto cut = tokenizer_.last_cut(text.substr(0, reach)); cut > 0) return cut;
+    if (reach >= text.size()) break;
+  }
+  uncut_ = text.size();
+  if (uncut_ > kMaxUncut) {
+    io::fail_in(files_[input_], fmt::format("document {} has more than 700 MB that cannot be tokenized in parts; "
+                                            "separator lines or .jsonl divide it into documents",
+                                            document_));
+  }
+  return 0;
+}
+
 // Moves the next part of the pending text to `part`. Returns false if more text must be read first.
 bool DocumentReader::take_part(DocumentPart& part) {
   const auto text = std::string_view(pending_).substr(taken_);
-  if (text.empty() && !ended_) return false;
-  auto cut = TextCut{text.size(), text.size()};
-  bool last = ended_;
-  if (text.size() > kPart) {
-    // Waits for twice as much text each time, so that a text without a cut is not searched again and again.
-    if (!ended_ && text.size() < 2 * uncut_) return false;
-    auto reach = std::max(kPart, std::min(2 * uncut_, text.size()));
-    while ((cut = tokenizer_.last_cut(text.substr(0, reach))).end == 0 && reach < text.size()) {
-      reach = std::min(2 * reach, text.size());
-    }
-    last = false;
-    if (cut.end == 0) {
-      uncut_ = reach;
-      if (!ended_ && reach <= kMaxUncut) return false;
-      if (!ended_) {
-        io::fail_in(files_[input_], fmt::format("document {} has more than 64 MiB without a space", document_));
-      }
-      cut = {text.size(), text.size()};
-      last = true;
-    }
-  } else if (!ended_) {
-    return false;
-  }
-  part = {std::string(text.substr(0, cut.end)), input_, document_, !begun_, last};
-  taken_ += cut.next;
+  // Waits for twice as much text each time, so that a text without a cut is not searched again and again.
+  if (!ended_ && (text.size() <= kPart || text.size() < 2 * uncut_)) return false;
+  const auto cut = text.size() <= kPart ? 0 : find_cut(text);
+  if (cut == 0 && !ended_) return false;
+  const auto size = cut > 0 ? cut : text.size();
+  const bool last = ended_ && size == text.size();
+  part = {std::string(text.substr(0, size)), input_, document_, !begun_, last};
+  taken_ += size;
   uncut_ = 0;
   begun_ = !last;
   if (last) {

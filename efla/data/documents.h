@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
@@ -36,8 +37,8 @@ class FileDocuments;
 // file is text, with documents separated by a line that equals the separator and may end in CRLF. Both may begin with a
 // byte order mark, which belongs to no document, and may be packed with gzip, xz or zstd (then .gz, .xz or .zst
 // follows). Everything between two separators belongs to the document, byte for byte; empty documents are skipped.
-// Memory: a part, a line of JSON (at most 256 MiB), and text that cannot be cut; a text file with more than 64 MiB of
-// such text is refused. next throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a
+// Memory: a part, a line of JSON (at most 256 MiB), and text that cannot be cut; more than 700 MB of such text are
+// refused. next throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a
 // line that is not JSON, and with the line number if the field is missing.
 class DocumentReader {
  public:
@@ -58,6 +59,7 @@ class DocumentReader {
 
  private:
   bool read_chunk();
+  std::size_t find_cut(std::string_view text);
   bool take_part(DocumentPart& part);
 
   std::vector<std::filesystem::path> files_;

@@ -22,9 +22,9 @@ void try_tokenizer(io::ByteView bytes, const Make& make) {
   require(!ids.empty() && std::all_of(ids.begin(), ids.end(), in_range), "ids of the vocabulary");
   const auto text = tokenizer->decode(ids);
   require(utf8_prefix(text) == text.size(), "text that is UTF-8");
-  if (const auto cut = tokenizer->last_cut(kText); cut.end > 0) {
-    auto parts = tokenizer->encode(kText.substr(0, cut.end));
-    const auto rest = tokenizer->encode(kText.substr(cut.next));
+  if (const auto cut = tokenizer->last_cut(kText); cut > 0) {
+    auto parts = tokenizer->encode(kText.substr(0, cut));
+    const auto rest = tokenizer->encode_part(kText.substr(cut), false);
     parts.insert(parts.end(), rest.begin(), rest.end());
     require(parts == ids, "the same ids where a text is cut");
   }

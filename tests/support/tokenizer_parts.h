@@ -1,6 +1,7 @@
 // Texts that are hard for tokenizers, and texts and ids that are given to a tokenizer in parts.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -26,21 +27,27 @@ inline std::string random_text(Random& random, std::size_t characters) {
   return text;
 }
 
-// encode of the parts that last_cut makes of a text.
-inline std::vector<std::int32_t> encode_in_parts(const data::Tokenizer& tokenizer, std::string_view text,
-                                                 std::size_t reach) {
+// The ids of a text in parts that last_cut makes of it.
+struct EncodedParts {
   std::vector<std::int32_t> ids;
-  while (text.size() > reach) {
-    auto cut = tokenizer.last_cut(text.substr(0, reach));
-    if (cut.end == 0) cut = tokenizer.last_cut(text);
-    if (cut.end == 0) break;
-    const auto part = tokenizer.encode(text.substr(0, cut.end));
-    ids.insert(ids.end(), part.begin(), part.end());
-    text.remove_prefix(cut.next);
+  std::size_t parts = 0;
+};
+
+inline EncodedParts encode_in_parts(const data::Tokenizer& tokenizer, std::string_view text, std::size_t reach) {
+  EncodedParts all;
+  for (std::size_t begin = 0; begin < text.size() || begin == 0;) {
+    const auto rest = text.substr(begin);
+    std::size_t cut = rest.size();
+    for (std::size_t size = reach; size < rest.size(); size *= 2) {
+      if ((cut = tokenizer.last_cut(rest.substr(0, size))) > 0) break;
+      cut = rest.size();
+    }
+    const auto part = tokenizer.encode_part(rest.substr(0, cut), begin == 0);
+    all.ids.insert(all.ids.end(), part.begin(), part.end());
+    ++all.parts;
+    begin += std::max<std::size_t>(cut, 1);
   }
-  const auto rest = tokenizer.encode(text);
-  ids.insert(ids.end(), rest.begin(), rest.end());
-  return ids;
+  return all;
 }
 
 inline std::string decode_in_parts(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids) {

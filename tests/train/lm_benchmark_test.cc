@@ -47,7 +47,7 @@ class PairTokenizer : public data::Tokenizer {
  public:
   explicit PairTokenizer(std::int32_t bos, std::int32_t eos) : Tokenizer({"pairs", "", 400, bos, eos}) {}
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode_part(std::string_view text, bool) const override {
     std::vector<std::int32_t> ids;
     for (std::size_t i = 0; i < text.size(); ++i) {
       const bool pair = text.substr(i).starts_with("ab");
@@ -58,7 +58,7 @@ class PairTokenizer : public data::Tokenizer {
   }
   std::string_view bytes_of(std::int32_t) const override { return ""; }
   bool begins_with_added_space(std::int32_t) const override { return false; }
-  data::TextCut last_cut(std::string_view) const override { return {}; }
+  std::size_t last_cut(std::string_view) const override { return 0; }
 };
 
 using Ids = std::vector<std::int32_t>;

@@ -6,10 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include "efla/base/random.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "tests/support/byte_level.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/tokenizer_parts.h"
 
 namespace efla::data {
 namespace {
@@ -146,25 +148,28 @@ TEST(ByteLevelTokenizer, SpecialTokensAreNamedInTheFileBesideIt) {
 }
 
 TEST(ByteLevelTokenizer, ATextIsCutWhereNoTokenSpans) {
-  const std::string text = "the in  the (the whole\n 12 the\tin x y";
+  Random random(17);
   json document = byte_level_json(byte_level_step(true));
-  const auto tokenizer = load(document);
-  const Ids whole = tokenizer->encode(text);
-  std::size_t cuts = 0;
-  for (std::size_t size = 0; size <= text.size(); ++size) {
-    const TextCut cut = tokenizer->last_cut(std::string_view(text).substr(0, size));
-    if (cut.end == 0) continue;
-    ++cuts;
-    Ids parts = tokenizer->encode(text.substr(0, cut.end));
-    const Ids rest = tokenizer->encode(text.substr(cut.next));
-    parts.insert(parts.end(), rest.begin(), rest.end());
-    EXPECT_EQ(parts, whole) << cut.end;
-  }
-  EXPECT_GT(cuts, 10U);
-  // Nowhere where words are not known to be apart.
-  EXPECT_EQ(load(byte_level_json(byte_level_step(false)))->last_cut(text).end, 0U);
+  // Texts that cross the borders of words, in the text and in its normal form.
   document["added_tokens"].push_back(test::added_token(277, "in the", false, false));
-  EXPECT_EQ(load(document)->last_cut(text).end, 0U);
+  document["added_tokens"].push_back(test::added_token(278, "é 12", false, true));
+  const std::vector<std::string> words{"the", "in", " the", " in",     "  ", "12",
+                                       " ",   "\n", "é",    "e\u0301", ", ", "<think>"};
+  for (const json& normalizer : {json(), json{{"type", "NFC"}}}) {
+    document["normalizer"] = normalizer;
+    const auto tokenizer = load(document);
+    std::size_t parts = 0;
+    for (int i = 0; i < 300; ++i) {
+      std::string text;
+      for (std::uint32_t word = 2 + random.below(60); word > 0; --word) text += words[random.below(12)];
+      const auto encoded = test::encode_in_parts(*tokenizer, text, 1 + random.below(80));
+      EXPECT_EQ(encoded.ids, tokenizer->encode(text)) << text;
+      parts += encoded.parts;
+    }
+    EXPECT_GT(parts, 500U);
+  }
+  // Nowhere where words are not known to be apart.
+  EXPECT_EQ(load(byte_level_json(byte_level_step(false)))->last_cut("the in  the (the whole\n 12 the"), 0U);
 }
 
 TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {

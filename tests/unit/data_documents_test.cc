@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "efla/base/random.h"
+#include "tests/support/byte_level.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/gzip.h"
 #include "tests/support/pack.h"
@@ -138,6 +139,45 @@ TEST_F(Documents, NameTheLineOfJsonThatIsWrong) {
     expect_bad_content([&] { read_json(list); }, 1, "not JSON on one line, expected one object per line");
   }
   expect_bad_content([&] { read_json("{\"text\": \"\\ud800\"}\n"); }, 16, "not JSON");
+}
+
+// The parts of a text file of one document.
+Texts parts_of(const std::string& text, const Tokenizer& tokenizer) {
+  const TempFolder folder;
+  DocumentReader reader({std::filesystem::path(write_text(folder / "t.txt", text))}, {}, tokenizer);
+  Texts parts;
+  for (DocumentPart part; reader.next(part);) {
+    EXPECT_EQ(part.first, parts.empty());
+    parts.push_back(part.text);
+  }
+  return parts;
+}
+
+TEST(DocumentParts, AreSmallInTextsWithoutSpaces) {
+  const TempFolder folder;
+  const auto path = write_text(folder / "tokenizer.json", test::byte_level_json(test::byte_level_step(true)).dump());
+  const auto tokenizer = load_tokenizer(path);
+  for (const std::string line :
+       {"天地玄黄宇宙洪荒\n", "天地玄黄，宇宙洪荒。", "слово и ещё одно. ", "the “word” — ", "1,2,3,4;"}) {
+    std::string text, joined;
+    while (text.size() < 1'000'000) text += line;
+    std::vector<std::int32_t> ids;
+    for (const auto& part : parts_of(text, *tokenizer)) {
+      EXPECT_LE(part.size(), 1U << 16) << line;
+      const auto more = tokenizer->encode_part(part, joined.empty());
+      ids.insert(ids.end(), more.begin(), more.end());
+      joined += part;
+    }
+    EXPECT_EQ(joined, text);
+    EXPECT_EQ(ids, tokenizer->encode(text)) << line;
+  }
+}
+
+TEST(DocumentParts, AreWholeTextsWhereNoneCanBeCut) {
+  const TempFolder folder;
+  const auto path = write_text(folder / "tokenizer.json", test::byte_level_json(test::byte_level_step(false)).dump());
+  const std::string text((std::size_t{1} << 26) + 5, 'x');
+  EXPECT_EQ(parts_of(text, *load_tokenizer(path)), Texts{text});
 }
 
 TEST(ListInputs, GoesThroughFoldersInOrder) {

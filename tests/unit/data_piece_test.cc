@@ -149,29 +149,38 @@ TEST(PieceTokenizer, OfAnExportedModelIsTheModel) {
   }
 }
 
-TEST(PieceTokenizer, ATextIsCutBetweenWordsOnly) {
+TEST(PieceTokenizer, ATextIsCutBetweenCharactersOfNoToken) {
   Random random(13);
   const std::vector<std::pair<json, json>> stages{{kBoth, nullptr},
                                                   {kReplace, nullptr},
                                                   {nullptr, metaspace("first", false)},
                                                   {nullptr, metaspace("always", true)}};
   for (const auto& [normalizer, pre_tokenizer] : stages) {
-    const auto tokenizer = load_pieces(piece_json(normalizer, pre_tokenizer));
-    EXPECT_GT(tokenizer->last_cut("the in the in").end, 0U);
-    EXPECT_EQ(tokenizer->last_cut("<s> the").end, 0U);  // the space belongs to no word
-    EXPECT_EQ(tokenizer->last_cut("the <thi").end, 0U);
-    for (int i = 0; i < 200; ++i) {
-      const auto text = test::random_text(random, 5) + "<think>" + test::random_text(random, 1 + random.below(30));
-      EXPECT_EQ(encode_in_parts(*tokenizer, text, 12 + random.below(20)), tokenizer->encode(text)) << text;
+    for (const bool bytes : {true, false}) {
+      for (const bool whole_words : {true, false}) {
+        json document = piece_json(normalizer, pre_tokenizer);
+        document["model"]["byte_fallback"] = bytes;
+        document["model"]["ignore_merges"] = whole_words;
+        document["added_tokens"].push_back(added_token(274, "b c", false, false));
+        const auto tokenizer = load_pieces(document);
+        std::size_t parts = 0;
+        for (int i = 0; i < 200; ++i) {
+          auto text = test::random_text(random, 1 + random.below(30)) + "the in" + test::random_text(random, 5);
+          if (random.below(2) == 0) text += "<think>" + test::random_text(random, 1 + random.below(30)) + "<end>the";
+          const auto encoded = encode_in_parts(*tokenizer, text, 8 + random.below(20));
+          EXPECT_EQ(encoded.ids, tokenizer->encode(text)) << text;
+          parts += encoded.parts;
+        }
+        EXPECT_GT(parts, whole_words ? 199U : 400U);
+      }
     }
+    const auto tokenizer = load_pieces(piece_json(normalizer, pre_tokenizer));
+    EXPECT_EQ(tokenizer->last_cut("the the"), 3U);
+    EXPECT_EQ(tokenizer->last_cut("東\n東"), 4U);
+    EXPECT_EQ(tokenizer->last_cut("t<s>"), 1U);
+    EXPECT_EQ(tokenizer->last_cut("<s> "), 0U);  // an added space may come here
+    EXPECT_EQ(tokenizer->last_cut("the"), 0U);
   }
-  json document = piece_json(kBoth, nullptr);
-  document["added_tokens"].push_back(added_token(274, "in the", false, false));
-  EXPECT_EQ(load_pieces(document)->last_cut("the in the in").end, 0U);
-  document = piece_json(kBoth, nullptr);
-  document["model"]["vocab"]["the▁in"] = 274;
-  document["model"]["merges"].push_back({"the", "▁in"});
-  EXPECT_EQ(load_pieces(document)->last_cut("the in the in").end, 0U);
 }
 
 TEST(PieceTokenizer, OfMistralIsItsSentencePieceModel) {

@@ -148,7 +148,7 @@ TEST(SentencePiece, TextComesBackAndMayBeCut) {
     for (int i = 0; i < 300; ++i) {
       auto text = random_text(random, 1 + random.below(60));
       const auto ids = tokenizer->encode(text);
-      EXPECT_EQ(encode_in_parts(*tokenizer, text, 1 + random.below(20)), ids) << text;
+      EXPECT_EQ(encode_in_parts(*tokenizer, text, 1 + random.below(20)).ids, ids) << text;
       EXPECT_EQ(decode_in_parts(*tokenizer, ids), tokenizer->decode(ids));
       // The one character that does not come back is the one that stands for a space.
       for (auto at = text.find("▁"); at != std::string::npos; at = text.find("▁")) text.replace(at, 3, " ");
@@ -157,10 +157,27 @@ TEST(SentencePiece, TextComesBackAndMayBeCut) {
   }
 }
 
-TEST(SentencePiece, IsNotCutWherePiecesCrossWords) {
-  const auto tokenizer = load_model(sentencepiece_model({"▁b", "a▁b", "▁a", "a", "b", "▁"}));
+TEST(SentencePiece, IsCutBetweenCharactersOfNoPiece) {
+  Random random(8);
+  const auto tokenizer = load_model(sentencepiece_model({"▁b", "a▁b", "▁a", "a", "b", "▁", "東"}));
   EXPECT_EQ(tokenizer->encode("a b"), (Ids{kFirst + 5, kFirst + 1}));
-  EXPECT_EQ(tokenizer->last_cut("a b a b").end, 0U);
+  EXPECT_EQ(tokenizer->last_cut("a b"), 0U);
+  EXPECT_EQ(tokenizer->last_cut("a b a b"), 3U);
+  EXPECT_EQ(tokenizer->last_cut("東東\n東"), 7U);  // without a space before it
+  for (int i = 0; i < 300; ++i) {
+    const auto text = random_text(random, 1 + random.below(60));
+    EXPECT_EQ(encode_in_parts(*tokenizer, text, 1 + random.below(20)).ids, tokenizer->encode(text)) << text;
+  }
+}
+
+TEST(SentencePiece, IsNotCutInARunOfUnknownCharacters) {
+  Random random(9);
+  const auto tokenizer = small({.byte_fallback = false});
+  EXPECT_EQ(tokenizer->last_cut("東東d東"), 0U);
+  for (int i = 0; i < 300; ++i) {
+    const auto text = random_text(random, 1 + random.below(60));
+    EXPECT_EQ(encode_in_parts(*tokenizer, text, 1 + random.below(20)).ids, tokenizer->encode(text)) << text;
+  }
 }
 
 TEST(SentencePiece, RefusesTextThatIsNotUtf8) {

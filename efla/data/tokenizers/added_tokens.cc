@@ -52,6 +52,18 @@ void AddedTokens::add(const AddedToken& token) {
   const auto place = std::find_if(same.begin(), same.end(),
                                   [&](const AddedToken& other) { return other.text.size() < token.text.size(); });
   same.insert(place, token);
+  longest_ = std::max(longest_, token.text.size());
+}
+
+bool AddedTokens::touches(std::string_view text, std::size_t place) const {
+  for (std::size_t from = place - std::min(place, longest_); from < place; ++from) {
+    const auto rest = text.substr(from);
+    for (const auto& token : by_first_[static_cast<std::uint8_t>(rest.front())]) {
+      const auto size = std::min(token.text.size(), rest.size());
+      if (size >= place - from && rest.substr(0, size) == std::string_view(token.text).substr(0, size)) return true;
+    }
+  }
+  return false;
 }
 
 const AddedToken* AddedTokens::at_start_of(std::string_view text) const {

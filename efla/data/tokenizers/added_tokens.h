@@ -38,6 +38,11 @@ class AddedTokens {
  public:
   void add(const AddedToken& token);
 
+  // Returns whether a token may lie on both sides of a place or end there, in a text that more may follow.
+  bool touches(std::string_view text, std::size_t place) const;
+
+  std::size_t longest() const { return longest_; }  // bytes of the longest token
+
   // Calls token(id) for each token and text(part) for each non-empty text between tokens, in the order of the text.
   template <class Text, class Token>
   void split(std::string_view all, const Text& text, const Token& token) const {
@@ -60,6 +65,7 @@ class AddedTokens {
   const AddedToken* at_start_of(std::string_view text) const;
 
   std::array<std::vector<AddedToken>, 256> by_first_;  // by the first byte, the longest first
+  std::size_t longest_ = 0;
 };
 
 }  // namespace efla::data

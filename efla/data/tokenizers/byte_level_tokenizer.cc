@@ -28,24 +28,15 @@ class ByteLevelTokenizer final : public JsonTokenizer {
     }
     add_vocabulary(file.document.object("model").object("vocab").content(), file.path);
     add_merges_and_added_tokens(file);
-    for (const AddedToken& token : file.added) {
-      const std::string text = token.normalized ? normalized(token.text) : token.text;
-      const bool only_spaces = text.find_first_not_of(' ') == std::string::npos;
-      spans_spaces_ = spans_spaces_ || (!only_spaces && text.find(' ', 1) != std::string::npos);
-    }
   }
 
   bool begins_with_added_space(std::int32_t) const override { return false; }
 
-  TextCut last_cut(std::string_view text) const override {
-    if (spans_spaces_ || !pre_tokenizer_.splits_at_spaces()) return {};
-    for (auto i = text.rfind(' '); i != std::string_view::npos && i > 0; i = text.rfind(' ', i - 1)) {
-      if (i + 1 == text.size()) continue;
-      const char before = text[i - 1], after = text[i + 1];
-      const bool letter = (after >= 'a' && after <= 'z') || (after >= 'A' && after <= 'Z');
-      if (letter && before > ' ' && before < 0x7f) return {i, i};
-    }
-    return {};
+  std::size_t last_cut(std::string_view part) const override {
+    return pre_tokenizer_.last_border(part, [&](std::size_t place) {
+      const auto begin = apart_before(part, place), end = apart_behind(part, place);
+      return end > 0 && cuts_no_added_token(part, place, begin, end);
+    });
   }
 
  private:
@@ -76,9 +67,25 @@ class ByteLevelTokenizer final : public JsonTokenizer {
     }
   }
 
-  std::string normalized(std::string_view text) const override { return pre_tokenizer_.normalized(text); }
+  std::string normalized(std::string_view part, Behind) const override { return pre_tokenizer_.normalized(part); }
 
-  void encode_part(std::string_view part, bool, std::vector<std::int32_t>& out) const override {
+  // Returns a place at least reach() bytes before another one where a text normalizes apart, or the text's start.
+  std::size_t apart_before(std::string_view text, std::size_t place) const {
+    std::size_t at = place - std::min(place, reach());
+    while (at > 0 && pre_tokenizer_.normalizes() && !pre_tokenizer_.normalizes_apart(text, at)) --at;
+    return at;
+  }
+
+  // Returns the same behind a place; 0 if the text may go on before such a place comes.
+  std::size_t apart_behind(std::string_view text, std::size_t place) const {
+    if (!pre_tokenizer_.normalizes()) return std::min(place + reach(), text.size());
+    for (std::size_t at = place + reach(); at < text.size(); ++at) {
+      if (pre_tokenizer_.normalizes_apart(text, at)) return at;
+    }
+    return 0;
+  }
+
+  void encode_normal(std::string_view part, Behind, std::vector<std::int32_t>& out) const override {
     WordIds words;
     BytePairs pairs;
     const auto encode = [&](std::string_view word, auto& ids) {
@@ -92,7 +99,6 @@ class ByteLevelTokenizer final : public JsonTokenizer {
 
   PreTokenizer pre_tokenizer_;
   std::array<std::int32_t, 256> byte_ids_{};
-  bool spans_spaces_ = false;  // an added token, not of spaces only, has a space behind its start
 };
 
 }  // namespace

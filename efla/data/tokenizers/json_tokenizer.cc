@@ -133,7 +133,8 @@ void JsonTokenizer::add_merges_and_added_tokens(const TokenizerFile& file) {
   for (AddedToken token : file.added) {
     set_bytes(token.id, token.special ? "" : token.text);
     if (token.special) set_special_text(token.id, token.text);
-    if (token.normalized) token.text = normalized(token.text);
+    texts_.add(token);
+    if (token.normalized) token.text = normalized(token.text, Behind::nothing);
     (token.normalized ? normalized_tokens_ : tokens_).add(token);
   }
 }
@@ -150,25 +151,44 @@ std::string_view JsonTokenizer::bytes_of(std::int32_t id) const {
   return bytes_[static_cast<std::size_t>(id)];
 }
 
-std::vector<std::int32_t> JsonTokenizer::encode(std::string_view text) const {
-  if (const auto valid = utf8_prefix(text); valid != text.size()) {
+std::vector<std::int32_t> JsonTokenizer::encode_part(std::string_view part, bool begins) const {
+  if (const auto valid = utf8_prefix(part); valid != part.size()) {
     throw Error("encode", "text", fmt::format("a byte at {} that is not UTF-8", valid), "UTF-8");
   }
-  if (text.size() > static_cast<std::size_t>(INT32_MAX) / 3) {
-    throw Error("encode", "text", fmt::format("{} bytes", text.size()), "a text in parts of less than 700 MB");
+  if (part.size() > static_cast<std::size_t>(INT32_MAX) / 3) {
+    throw Error("encode", "text", fmt::format("{} bytes", part.size()), "a text in parts of less than 700 MB");
   }
   std::vector<std::int32_t> out;
   const auto add = [&](std::int32_t id) { out.push_back(id); };
   tokens_.split(
-      text,
-      [&](std::string_view part) {
-        const std::string normal = normalized(part);
-        const bool first = part.data() == text.data();
+      part,
+      [&](std::string_view text) {
+        const auto behind = text.data() != part.data() ? Behind::token : begins ? Behind::nothing : Behind::text;
+        const std::string normal = normalized(text, behind);
         normalized_tokens_.split(
-            normal, [&](std::string_view rest) { encode_part(rest, first && rest.data() == normal.data(), out); }, add);
+            normal,
+            [&](std::string_view rest) {
+              encode_normal(rest, rest.data() == normal.data() ? behind : Behind::token, out);
+            },
+            add);
       },
       add);
   return out;
+}
+
+std::size_t JsonTokenizer::reach() const {
+  constexpr std::size_t kMostShrunk = 8;  // how much shorter a normal form may be
+  return kMostShrunk * normalized_tokens_.longest();
+}
+
+bool JsonTokenizer::cuts_no_added_token(std::string_view text, std::size_t place, std::size_t begin,
+                                        std::size_t end) const {
+  // Where the normalizer begins a part with a space, a token may be in the text without the space of its normal form.
+  if (texts_.touches(text, place)) return false;
+  if (normalized_tokens_.longest() == 0) return true;
+  const auto before = normalized(text.substr(begin, place - begin), Behind::text);
+  const auto behind = normalized(text.substr(place, end - place), Behind::text);
+  return !normalized_tokens_.touches(before + behind, before.size());
 }
 
 std::unique_ptr<Tokenizer> make_json_tokenizer(io::ByteView bytes, const std::string& path) {

@@ -42,17 +42,26 @@ std::unique_ptr<Tokenizer> make_json_tokenizer(const nlohmann::json& document, c
 
 class JsonTokenizer : public Tokenizer {
  public:
-  std::vector<std::int32_t> encode(std::string_view text) const final;
+  std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const final;
   std::string_view bytes_of(std::int32_t id) const final;
 
  protected:
+  // What lies before a part of a text that has no added tokens: nothing, an added token, or more such text.
+  enum class Behind { nothing, token, text };
+
   explicit JsonTokenizer(const TokenizerFile& file);
 
-  // Returns the text in its normal form.
-  virtual std::string normalized(std::string_view text) const = 0;
+  // Returns the part in its normal form.
+  virtual std::string normalized(std::string_view part, Behind behind) const = 0;
 
-  // Appends the ids of a normalized text without added tokens. first: whether the whole text begins with it.
-  virtual void encode_part(std::string_view part, bool first, std::vector<std::int32_t>& out) const = 0;
+  // Appends the ids of a normalized part.
+  virtual void encode_normal(std::string_view part, Behind behind, std::vector<std::int32_t>& out) const = 0;
+
+  // Returns whether the added tokens in a text are those of the text before a place, and then those of the text behind
+  // it. [begin, end) is normalized apart from the rest, and has at least reach() bytes on each side of the place, or
+  // all that there are.
+  bool cuts_no_added_token(std::string_view text, std::size_t place, std::size_t begin, std::size_t end) const;
+  std::size_t reach() const;
 
   // Adds a token of the vocabulary: its text as `encode_part` joins it, and its bytes. Throws for an id given twice.
   void add(std::int32_t id, std::string text, std::string bytes, const std::string& path);
@@ -99,6 +108,7 @@ class JsonTokenizer : public Tokenizer {
   };
 
   AddedTokens tokens_, normalized_tokens_;  // found before and after the text is normalized
+  AddedTokens texts_;                       // all of them, as files give their texts
   std::vector<std::string> bytes_;          // [vocab_size] bytes of each token
   std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>> ids_;
   std::unordered_map<std::uint64_t, Merge> merges_;

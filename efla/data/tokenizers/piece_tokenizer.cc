@@ -106,14 +106,12 @@ class PieceTokenizer final : public JsonTokenizer {
       const int byte = byte_of(text);
       add(id, text, byte < 0 ? with_spaces(text) : std::string(1, static_cast<char>(byte)), file.path);
       words_ = words_ && (spaces.splits || word_end(text, 0) == text.size());
+      joined_.add_all(text);
     }
     add_merges_and_added_tokens(file);
-    may_cut_ = words_;
     for (const auto& token : file.added) {
-      if (!token.special) set_bytes(token.id, with_spaces(token.normalized ? normalized(token.text) : token.text));
-      may_cut_ = may_cut_ && token.text.find(' ') == std::string::npos;
-      first_bytes_ += token.text.front();
-      last_bytes_ += token.text.back();
+      if (token.special) continue;
+      set_bytes(token.id, with_spaces(token.normalized ? normalized(token.text, Behind::nothing) : token.text));
     }
   }
 
@@ -123,29 +121,28 @@ class PieceTokenizer final : public JsonTokenizer {
 
   std::size_t replaced_size(std::string_view) const override { return 1; }
 
-  TextCut last_cut(std::string_view text) const override {
-    // A space beside an added token belongs to no word.
-    const auto allowed = [&](char before, char behind) {
-      return last_bytes_.find(before) == std::string::npos && first_bytes_.find(behind) == std::string::npos;
-    };
-    const auto at = may_cut_ ? last_word_break(text, allowed) : 0;
-    if (at == 0) return {};
-    // If the normalizer puts a prefix before the next text, the prefix takes the place of this space.
-    return {at, spaces_.prepends ? at + 1 : at};
+  std::size_t last_cut(std::string_view part) const override {
+    return joined_.last_break(part, [&](std::size_t place, std::string_view before, std::string_view behind) {
+      if (whole_words() && !(spaces_.splits && behind == kSpaceMark)) return false;
+      // A run of unknown characters may be one token.
+      if (unknown_ >= 0 && find(before) < 0 && find(behind) < 0) return false;
+      return cuts_no_added_token(part, place, place - std::min(place, reach()), std::min(place + reach(), part.size()));
+    });
   }
 
  private:
-  std::string normalized(std::string_view text) const override {
-    return (spaces_.prepends ? std::string(kSpaceMark) : "") +
-           (spaces_.replaces ? with_marks(text) : std::string(text));
+  std::string normalized(std::string_view part, Behind behind) const override {
+    return (spaces_.prepends && behind != Behind::text ? std::string(kSpaceMark) : "") +
+           (spaces_.replaces ? with_marks(part) : std::string(part));
   }
 
-  void encode_part(std::string_view part, bool first, std::vector<std::int32_t>& out) const override {
+  void encode_normal(std::string_view part, Behind behind, std::vector<std::int32_t>& out) const override {
     using Prefix = Spaces::Prefix;
     std::string marked;
     if (spaces_.metaspace) {
       marked = with_marks(part);
-      const bool prefixed = spaces_.prefix == Prefix::always || (spaces_.prefix == Prefix::first && first);
+      const bool prefixed = behind == Behind::nothing ? spaces_.prefix != Prefix::never
+                                                      : behind == Behind::token && spaces_.prefix == Prefix::always;
       if (prefixed && !marked.starts_with(kSpaceMark)) marked.insert(0, kSpaceMark);
       part = marked;
     }
@@ -198,8 +195,7 @@ class PieceTokenizer final : public JsonTokenizer {
   std::int32_t unknown_ = -1;                 // −1: byte_fallback
   bool fuses_unknown_ = false;                // a run of unknown characters is one token
   bool words_ = false;                        // whether words can be encoded one by one
-  bool may_cut_ = false;                      // whether a text can be cut between words
-  std::string first_bytes_, last_bytes_;      // of the added tokens
+  JoinedCharacters joined_;                   // in the texts of the vocabulary
 };
 
 }  // namespace

@@ -7,6 +7,24 @@
 #include "efla/base/utf8.h"
 
 namespace efla::data {
+namespace {
+
+std::string_view first_character(std::string_view text) {
+  return text.substr(0, static_cast<std::size_t>(std::max(utf8_character(text), 1)));
+}
+
+// Returns the bytes of two characters as a number.
+std::uint64_t key_of(std::string_view left, std::string_view right) {
+  std::uint64_t key = 0;
+  for (const std::string_view character : {left, right}) {
+    std::uint32_t bytes = 0;
+    for (const char c : character) bytes = bytes << 8 | static_cast<std::uint8_t>(c);
+    key = key << 32 | bytes;
+  }
+  return key;
+}
+
+}  // namespace
 
 std::string with_marks(std::string_view text) {
   std::string marked;
@@ -43,14 +61,25 @@ int byte_of(std::string_view piece) {
   return std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2 ? value : -1;
 }
 
-std::size_t last_word_break(std::string_view text, const std::function<bool(char, char)>& allowed) {
-  const auto is_space = [](std::string_view at) { return at.starts_with(' ') || at.starts_with(kSpaceMark); };
-  for (auto i = text.rfind(' '); i != std::string_view::npos && i > 0; i = text.rfind(' ', i - 1)) {
-    const auto before = text.substr(0, i), behind = text.substr(i + 1);
-    // An incomplete character may still become a space.
-    if (behind.empty() || utf8_character(behind) < 1 || is_space(behind)) continue;
-    if (before.ends_with(' ') || before.ends_with(kSpaceMark)) continue;
-    if (allowed(before.back(), behind.front())) return i;
+void JoinedCharacters::add(std::string_view left, std::string_view right) {
+  if (!left.empty() && !right.empty()) pairs_.insert(key_of(left.substr(utf8_last(left)), first_character(right)));
+}
+
+void JoinedCharacters::add_all(std::string_view text) {
+  for (std::size_t at = utf8_last(text); at > 0; at = utf8_last(text.substr(0, at))) {
+    add(text.substr(0, at), text.substr(at));
+  }
+}
+
+std::size_t JoinedCharacters::last_break(std::string_view text, const Allowed& allowed) const {
+  const auto marked = [](std::string_view character) { return character == " " ? kSpaceMark : character; };
+  for (std::size_t at = utf8_last(text); at > 0;) {
+    const auto begin = utf8_last(text.substr(0, at));
+    const auto before = marked(text.substr(begin, at - begin)), behind = marked(first_character(text.substr(at)));
+    // An incomplete character may become any.
+    const bool whole = utf8_character(behind) > 0;
+    if (whole && !pairs_.contains(key_of(before, behind)) && allowed(at, before, behind)) return at;
+    at = begin;
   }
   return 0;
 }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 
 namespace efla::data {
 
@@ -21,8 +23,22 @@ std::size_t word_end(std::string_view text, std::size_t begin);
 // Returns the byte of a piece such as "<0x0A>"; −1 for any other piece.
 int byte_of(std::string_view piece);
 
-// Returns the last space of a text at which a word ends and another one begins: a single space between complete
-// characters, where `allowed(last byte before, first byte behind)` holds. 0: none.
-std::size_t last_word_break(std::string_view text, const std::function<bool(char, char)>& allowed);
+// The pairs of neighbouring characters that are in one token or become neighbours when tokens are joined. Between the
+// characters of any other pair a text can be cut.
+class JoinedCharacters {
+ public:
+  // Adds the pair of the last character of one text and the first character of the next one.
+  void add(std::string_view left, std::string_view right);
+  // Adds the pairs inside of a text.
+  void add_all(std::string_view text);
+
+  // Returns the last place in a text with spaces between two whole characters that are no such pair, where
+  // `allowed(place, character before, character behind)` holds; the characters have kSpaceMark for a space. 0: none.
+  using Allowed = std::function<bool(std::size_t, std::string_view, std::string_view)>;
+  std::size_t last_break(std::string_view text, const Allowed& allowed) const;
+
+ private:
+  std::unordered_set<std::uint64_t> pairs_;
+};
 
 }  // namespace efla::data

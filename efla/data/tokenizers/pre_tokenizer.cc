@@ -22,13 +22,6 @@ using nlohmann::json;
 // The expression that ByteLevel splits by, which is GPT-2's.
 constexpr const char* kByteLevel = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// The expressions of GPT-2, Llama 3 and Qwen. In a match a space is the first character or within
-// white space.
-constexpr std::array<std::string_view, 3> kSplitAtSpaces{
-    kByteLevel,
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
-
 }  // namespace
 
 // A regular expression in the syntax of Oniguruma, the library that Hugging Face's tokenizers use.
@@ -111,10 +104,8 @@ void PreTokenizer::add_step(const io::Fields& fields, bool last, const std::stri
   const auto type = fields.get<std::string>("type");
   const auto flag = [&](const char* name, bool otherwise) { return fields.find<bool>(name).value_or(otherwise); };
   const auto add = [&](std::string_view expression, bool keep_gaps) {
-    const bool known = std::find(kSplitAtSpaces.begin(), kSplitAtSpaces.end(), expression) != kSplitAtSpaces.end();
-    splits_at_spaces_ = splits_at_spaces_ || known;
-    has_unknown_ = has_unknown_ || (!known && type != "Digits");
     patterns_.push_back(std::make_unique<Pattern>(expression, keep_gaps, path));
+    borders_.emplace_back(expression);
   };
   if (type == "ByteLevel") {
     if (!last) refuse_tokenizer(path, "a pre_tokenizer with a step after ByteLevel");

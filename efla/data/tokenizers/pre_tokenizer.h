@@ -1,6 +1,7 @@
 // The first two stages of a tokenizer.json: what its normalizer and pre_tokenizer do to a text.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/data/tokenizers/expression_borders.h"
 #include "efla/io/fields.h"
 
 namespace efla::data {
@@ -28,12 +30,21 @@ class PreTokenizer {
   // Calls f(piece) for the pieces of a normalized text, in order. No token spans two pieces.
   void split(std::string_view text, const std::function<void(std::string_view)>& f) const;
 
-  // Returns whether a piece is known to begin at every space that stands between a printable ASCII character and an
-  // ASCII letter.
-  bool splits_at_spaces() const { return splits_at_spaces_ && !has_unknown_; }
+  // Returns the last place in a text, more of which may follow, where a normalized piece surely begins and
+  // `allowed(place)` holds: the pieces of the text are those of the text before the place, and then those of the text
+  // behind it. 0: none.
+  std::size_t last_border(std::string_view text, const std::function<bool(std::size_t)>& allowed) const;
+
+  // Returns whether there is a normalizer.
+  bool normalizes() const { return !forms_.empty(); }
+
+  // Returns whether a character begins at a place and the normal form of a text is that of what lies before the place,
+  // and then that of what lies behind it, whichever text precedes and follows.
+  bool normalizes_apart(std::string_view text, std::size_t place) const;
 
  private:
   class Pattern;
+  class BorderFinder;
 
   void add_normalizer(const io::Fields& normalizer, const std::string& path);
   void add_step(const io::Fields& fields, bool last, const std::string& path);
@@ -41,7 +52,7 @@ class PreTokenizer {
 
   std::vector<int> forms_;  // utf8proc's options, one after the other
   std::vector<std::unique_ptr<Pattern>> patterns_;
-  bool splits_at_spaces_ = false, has_unknown_ = false;  // of the expressions
+  std::vector<ExpressionBorders> borders_;  // of the patterns
 };
 
 }  // namespace efla::data

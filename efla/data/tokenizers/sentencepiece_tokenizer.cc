@@ -64,7 +64,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     words_ = ids_.contains(kSpaceMark) && std::none_of(ids_.begin(), ids_.end(), crosses);
   }
 
-  std::vector<std::int32_t> encode(std::string_view text) const override;
+  std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const override;
 
   std::string_view bytes_of(std::int32_t id) const override {
     if (id < 0 || id >= vocab_size()) {
@@ -80,12 +80,10 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   std::size_t replaced_size(std::string_view) const override { return 1; }
 
-  TextCut last_cut(std::string_view text) const override {
-    if (!words_) return {};
-    const auto at = last_word_break(text, [](char, char) { return true; });
-    if (at == 0) return {};
-    // If encode adds a prefix to the next text, the prefix takes the place of this space.
-    return {at, add_prefix_ ? at + 1 : at};
+  std::size_t last_cut(std::string_view part) const override {
+    return joined_.last_break(part, [&](std::size_t, std::string_view before, std::string_view behind) {
+      return byte_fallback_ || find(before) >= 0 || find(behind) >= 0;  // a run of unknown characters is one token
+    });
   }
 
  private:
@@ -110,6 +108,7 @@ class SentencePieceTokenizer final : public Tokenizer {
         break;
       default:
         bytes_.push_back(with_spaces(piece.text));
+        joined_.add_all(piece.text);
         ids_.emplace(piece.text, id);
     }
   }
@@ -124,10 +123,11 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::vector<SentencePieceModel::Piece> pieces_;
   std::vector<std::string> bytes_;                          // [vocab_size] bytes of each token
   std::unordered_map<std::string_view, std::int32_t> ids_;  // of the normal pieces; keys point into pieces_
+  JoinedCharacters joined_;                                 // in the normal pieces
   std::array<std::int32_t, 256> byte_ids_{};                // −1: none
   std::int32_t unknown_ = -1;
   bool add_prefix_, byte_fallback_ = false;
-  bool words_ = false;  // whether a text may be cut into words
+  bool words_ = false;  // whether words can be encoded one by one
 };
 
 void SentencePieceTokenizer::encode_word(std::string_view word, BytePairs& pairs,
@@ -151,16 +151,16 @@ void SentencePieceTokenizer::encode_word(std::string_view word, BytePairs& pairs
   });
 }
 
-std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
-  if (const auto valid = utf8_prefix(text); valid != text.size()) {
+std::vector<std::int32_t> SentencePieceTokenizer::encode_part(std::string_view part, bool begins) const {
+  if (const auto valid = utf8_prefix(part); valid != part.size()) {
     throw Error("encode", "text", fmt::format("a byte at {} that is not UTF-8", valid), "UTF-8");
   }
-  if (text.size() > static_cast<std::size_t>(INT32_MAX) / kSpaceMark.size()) {
-    throw Error("encode", "text", fmt::format("{} bytes", text.size()), "a text in parts of less than 700 MB");
+  if (part.size() > static_cast<std::size_t>(INT32_MAX) / kSpaceMark.size()) {
+    throw Error("encode", "text", fmt::format("{} bytes", part.size()), "a text in parts of less than 700 MB");
   }
   std::vector<std::int32_t> out;
-  if (text.empty()) return out;
-  const std::string marked = (add_prefix_ ? std::string(kSpaceMark) : "") + with_marks(text);
+  if (part.empty()) return out;
+  const std::string marked = (add_prefix_ && begins ? std::string(kSpaceMark) : "") + with_marks(part);
 
   WordIds words;
   BytePairs pairs;

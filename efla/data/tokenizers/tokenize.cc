@@ -140,7 +140,7 @@ class Tokenization {
       pool_.run(static_cast<std::int64_t>(now.size()) + 1, [&](std::int64_t task, int) {
         if (task > 0) {
           auto& job = now[static_cast<std::size_t>(task - 1)];
-          job.ids = tokenizer_.encode(job.part.text);
+          job.ids = tokenizer_.encode_part(job.part.text, job.part.first);
           return;
         }
         try {

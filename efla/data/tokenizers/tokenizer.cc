@@ -27,10 +27,10 @@ class ByteTokenizer final : public Tokenizer {
     set_special_text(eos(), "<|eos|>");
   }
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode_part(std::string_view part, bool) const override {
     std::vector<std::int32_t> ids;
-    ids.reserve(text.size());
-    for (const char c : text) ids.push_back(static_cast<std::uint8_t>(c));
+    ids.reserve(part.size());
+    for (const char c : part) ids.push_back(static_cast<std::uint8_t>(c));
     return ids;
   }
 
@@ -42,7 +42,7 @@ class ByteTokenizer final : public Tokenizer {
   }
 
   bool begins_with_added_space(std::int32_t) const override { return false; }
-  TextCut last_cut(std::string_view text) const override { return {text.size(), text.size()}; }
+  std::size_t last_cut(std::string_view part) const override { return part.size(); }
 
  private:
   std::array<char, kBytes> bytes_{};

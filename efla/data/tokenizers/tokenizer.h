@@ -15,11 +15,6 @@
 
 namespace efla::data {
 
-// A place to cut: the ids of text[0, end) followed by the ids of text[next, …) are the ids of the whole text.
-struct TextCut {
-  std::size_t end = 0, next = 0;
-};
-
 // A tokenizer. Its functions may be called by several threads at once.
 class Tokenizer {
  public:
@@ -27,7 +22,10 @@ class Tokenizer {
 
   // Returns the ids of a text. Every tokenizer except "bytes" throws Error, with the byte offset, if the text is not
   // UTF-8, and if the text is longer than 700 MB.
-  virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  std::vector<std::int32_t> encode(std::string_view text) const { return encode_part(text, true); }
+
+  // Returns the same for a part of a text, as last_cut cuts it. begins: whether the text begins with the part.
+  virtual std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const = 0;
 
   // Returns the bytes of a token, often only a part of a character; empty for bos, eos and similar ids. Throws Error
   // for an id outside of [0, vocab_size()).
@@ -43,8 +41,9 @@ class Tokenizer {
   // character: the maximal part of one, or a byte if the tokens are SentencePiece's, as its library decodes them.
   virtual std::size_t replaced_size(std::string_view bytes) const;
 
-  // Returns the last place where a long text, more of which may follow, can be cut; end is 0 if there is none.
-  virtual TextCut last_cut(std::string_view text) const = 0;
+  // Returns the last place where a part of a text, more of which may follow, can be cut: the ids of what lies before
+  // it, and then of what lies behind it, are the ids of the part. 0: there is none.
+  virtual std::size_t last_cut(std::string_view part) const = 0;
 
   const io::TokenizerInfo& info() const { return info_; }
   std::int64_t vocab_size() const { return info_.vocab_size; }

@@ -107,13 +107,15 @@ class CallingTokenizer final : public data::Tokenizer {
   explicit CallingTokenizer(std::function<void()> call)
       : Tokenizer(data::load_tokenizer("bytes")->info()), call_(std::move(call)) {}
 
-  std::vector<std::int32_t> encode(std::string_view text) const override { return bytes_->encode(text); }
+  std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const override {
+    return bytes_->encode_part(part, begins);
+  }
   std::string_view bytes_of(std::int32_t id) const override {
     if (id == '!' && call_) std::exchange(call_, {})();
     return bytes_->bytes_of(id);
   }
   bool begins_with_added_space(std::int32_t id) const override { return bytes_->begins_with_added_space(id); }
-  data::TextCut last_cut(std::string_view text) const override { return bytes_->last_cut(text); }
+  std::size_t last_cut(std::string_view part) const override { return bytes_->last_cut(part); }
 
  private:
   std::unique_ptr<data::Tokenizer> bytes_ = data::load_tokenizer("bytes");
