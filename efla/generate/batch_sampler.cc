@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -52,7 +53,8 @@ Tensor sample_rows(const Tensor& given, std::span<const Draw> rows, const Sampli
   Tensor sums = weights.cumsum(1);
   const auto total = [&] { return sums.narrow(1, sums.size(1) - 1, 1); };
   if (options.top_p < 1.0) {
-    sums = weights.masked_fill_(sums - weights >= options.top_p * total(), 0.0).cumsum(1);
+    const double part = std::max(options.top_p, std::numeric_limits<double>::min());  // keeps the largest weight
+    sums = weights.masked_fill_(sums - weights >= part * total(), 0.0).cumsum(1);
   }
 
   std::vector<double> numbers;

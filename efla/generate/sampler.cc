@@ -124,7 +124,8 @@ void validate(const SamplingOptions& options) {
   require(temperature >= 0.0 && std::isfinite(temperature), "temperature", temperature,
           "0 (the most probable token) or more");
   require(options.top_k >= 0, "top_k", options.top_k, "a count, or 0 for all tokens");
-  require(options.top_p > 0.0 && options.top_p <= 1.0, "top_p", options.top_p, "a number above 0 and at most 1");
+  require(options.top_p >= 0.0 && options.top_p <= 1.0, "top_p", options.top_p,
+          "0 (the most probable token) to 1 (all tokens)");
   require(penalty >= 0.01 && penalty <= 100.0, "repetition_penalty", penalty, "0.01 to 100; 1 changes nothing");
 }
 

@@ -13,7 +13,7 @@ namespace efla::generate {
 struct SamplingOptions {
   double temperature = 0.0;         // T of softmax(logits / T); 0: the largest logit, no randomness
   std::int64_t top_k = 0;           // keep only the k largest logits; 0: all
-  double top_p = 1.0;               // keep only the smallest set of largest probabilities with sum ≥ p
+  double top_p = 1.0;               // keep only the smallest set of largest probabilities with sum ≥ p, at least one
   double repetition_penalty = 1.0;  // above 1: tokens that occurred before become less probable
 
   auto operator<=>(const SamplingOptions&) const = default;

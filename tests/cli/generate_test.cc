@@ -276,7 +276,7 @@ TEST_F(GenerateCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a\xff"}), "UTF-8"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--stop", ""}), "--stop"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--temperature", "-1"}), "--temperature"));
-  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--top-p", "0"}), "--top-p"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--top-p", "-0.1"}), "--top-p"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--max-tokens", "-3"}), "--max-tokens"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--seed", "-1"}), "--seed"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--tokenizer", folder.file("none")}), "none"));

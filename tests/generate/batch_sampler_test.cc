@@ -30,6 +30,7 @@ TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
                                     {.temperature = 0.8, .top_k = 7},
                                     {.temperature = 0.8, .top_k = 1000},
                                     {.temperature = 1.2, .top_p = 0.7},
+                                    {.temperature = 1.2, .top_p = 0.0},
                                     {.temperature = 5.0, .top_k = 40, .top_p = 0.95},
                                     {.repetition_penalty = 1.3},
                                     {.temperature = 1.0, .top_p = 0.9, .repetition_penalty = 0.7}}) {

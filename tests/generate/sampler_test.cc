@@ -136,6 +136,7 @@ TEST(Sampler, OfEqualLogitsTheLowestIdComesFirst) {
   EXPECT_EQ(first({.temperature = 1.0, .top_k = 3}), (std::vector<std::size_t>{0, 1, 2}));
   EXPECT_EQ(first({.temperature = 1.0, .top_p = 0.5}), (std::vector<std::size_t>{0, 1, 2, 3}));
   EXPECT_EQ(first({.temperature = 1.0, .top_k = 4, .top_p = 0.5}), (std::vector<std::size_t>{0, 1}));
+  EXPECT_EQ(first({.temperature = 1.0, .top_p = 0.0}), std::vector<std::size_t>{0});
 }
 
 TEST(Sampler, TheLargestOfManyLogitsIsFoundAnywhere) {
@@ -212,7 +213,7 @@ TEST(Sampler, Mistakes) {
   refused({.temperature = NAN}, "temperature");
   refused({.temperature = INFINITY}, "temperature");
   refused({.top_k = -1}, "top_k");
-  refused({.top_p = 0.0}, "top_p");
+  refused({.top_p = -0.1}, "top_p");
   refused({.top_p = 1.01}, "top_p");
   refused({.repetition_penalty = 0.0}, "repetition_penalty");
   EXPECT_NO_THROW(validate(SamplingOptions{}));

@@ -86,7 +86,7 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": "a", "temperature": "hot"})", "temperature", "got \"hot\", expected a number from 0 to 100");
   refused(R"({"prompt": "a", "temperature": -0.1})", "temperature", "got -0.1");
   refused(R"({"prompt": "a", "top_p": "half"})", "top_p", "expected a number");
-  EXPECT_EQ(parse_completion(parse_body(R"({"prompt": "a", "top_p": 0})")).sampling.top_p, 0) << "left to the engine";
+  refused(R"({"prompt": "a", "top_p": -0.1})", "top_p", "expected a number from 0 to 1");
   refused(R"({"prompt": "a", "max_tokens": 1.5})", "max_tokens", "whole number of at least 0");
   refused(R"({"prompt": "a", "max_tokens": 18446744073709551615})", "max_tokens", "whole number");
   refused(R"({"prompt": "a", "max_tokens": true})", "max_tokens", "got true");

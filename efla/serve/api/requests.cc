@@ -92,7 +92,7 @@ void read_common(const Fields& fields, GenerationRequest& request) {
   request.model = fields.find<std::string>("model").value_or("");
   auto& sampling = request.sampling;
   sampling.temperature = fields.find<double>("temperature", 0, 100).value_or(1.0);
-  sampling.top_p = fields.find<double>("top_p").value_or(1.0);  // the engine checks its range
+  sampling.top_p = fields.find<double>("top_p", 0, 1).value_or(1.0);
   sampling.top_k = std::max<std::int64_t>(0, fields.find<std::int64_t>("top_k", -1, kMost).value_or(0));
   sampling.presence_penalty = fields.find<double>("presence_penalty", -2, 2).value_or(0.0);
   sampling.frequency_penalty = fields.find<double>("frequency_penalty", -2, 2).value_or(0.0);

@@ -365,8 +365,8 @@ TEST(Engine, RefusesWhatItCannotDo) {
   refused([](Request& r) { r.max_tokens = -1; }, "max_tokens");
   refused([](Request& r) { r.logprobs = 21; }, "logprobs");
   refused([](Request& r) { r.stop = {""}; }, "stop");
-  for (const double top_p : {0.0, 1.5}) {
-    refused([&](Request& r) { r.sampling.top_p = top_p; }, "top_p", "expected a number above 0 and at most 1");
+  for (const double top_p : {-0.1, 1.5}) {
+    refused([&](Request& r) { r.sampling.top_p = top_p; }, "top_p", "expected 0 (the most probable token) to 1");
   }
   refused([](Request& r) { r.sampling.temperature = NAN; }, "temperature");
   refused([](Request& r) { r.sampling.logit_bias = {{300, 1.0}}; }, "logit_bias");
