@@ -14,7 +14,7 @@
 #include "efla/base/utf8.h"
 #include "efla/generate/advance.h"
 #include "efla/generate/end_ids.h"
-#include "efla/generate/stop_strings.h"
+#include "efla/generate/reply_text.h"
 
 namespace efla::generate {
 namespace {
@@ -44,30 +44,27 @@ std::size_t count_packed(std::span<const Session> sessions) {
 
 }  // namespace
 
-// Converts ids to text, up to a stop string.
+// Passes on the text of a reply, up to a stop string.
 class Generator::Writer {
  public:
   Writer(const data::Tokenizer& tokenizer, const Session& session, const ReplyOptions& options, std::string& text)
-      : decoder_(tokenizer), stop_(options.stop, session.held), on_text_(options.on_text), text_(text) {
-    for (const auto id : session.last_ids) decoder_.push(id);  // restores the unfinished character
-  }
+      : reply_(tokenizer, options.stop, session.held, session.last_ids), on_text_(options.on_text), text_(text) {}
 
   // Returns false once a stop string is there.
-  bool push(std::int32_t id) { return pass_on(stop_.push(decoder_.push(id))); }
-  void finish() {
-    if (pass_on(stop_.push(decoder_.finish()))) pass_on(stop_.finish());
+  bool push(std::int32_t id) {
+    pass_on(reply_.push(id));
+    return !reply_.stopped();
   }
-  const std::string& held() const { return stop_.held(); }
+  void finish() { pass_on(reply_.finish()); }
+  std::string held() const { return reply_.held(); }
 
  private:
-  bool pass_on(const std::string& piece) {
+  void pass_on(const std::string& piece) {
     text_ += piece;
     if (on_text_ && !piece.empty()) on_text_(piece);
-    return !stop_.stopped();
   }
 
-  data::StreamDecoder decoder_;
-  StopStrings stop_;
+  ReplyText reply_;
   const std::function<void(std::string_view)>& on_text_;
   std::string& text_;
 };

@@ -21,7 +21,7 @@ namespace efla::generate {
 struct ReplyOptions {
   SamplingOptions sampling = {};
   std::int64_t max_tokens = 0;
-  std::vector<std::string> stop = {};  // UTF-8; the text ends before the first of them
+  std::vector<std::string> stop = {};  // UTF-8; the text ends before the first of them (reply_text.h)
   // With an InferenceModel: most tokens that are drafted from repetitions in prompt and reply, and computed together
   // with the next one. The reply is the same for any number, 0 to 7.
   std::int64_t draft_tokens = 7;

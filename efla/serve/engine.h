@@ -68,7 +68,9 @@ struct Request {
   std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   RequestSampling sampling = {};
-  std::vector<std::string> stop = {};             // UTF-8, none empty; the text ends before the first of them
+  // UTF-8, none empty; the text ends before the first of them. The text of a special token counts as its id, and is
+  // found within a longer text too.
+  std::vector<std::string> stop = {};
   std::vector<std::int32_t> stop_token_ids = {};  // besides EngineInfo::ends
   std::int64_t logprobs = -1;                     // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
   bool echo = false;                              // score the prompt: Listener::prompt

@@ -37,19 +37,22 @@ Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::s
       prompt_tokens_(request.prompt.size()),
       ids_(std::exchange(request.prompt, {})),
       seen_(vocab_size),
-      decoder_(tokenizer),
-      stop_(request.stop, from_ && ids_.empty() ? from_->record.held : std::string()) {
-  if (from_) {
-    seen_.bits() = from_->record.seen;
-    last_ids_ = from_->record.last_ids;
+      last_ids_(from_ ? from_->record.last_ids : std::vector<std::int32_t>()),
+      text_(tokenizer, request.stop, from_ && ids_.empty() ? from_->record.held : std::string(), remembered(ids_)) {
+  for (const auto& [special, text] : tokenizer.special_texts()) {
+    const bool is_stop = std::find(request.stop.begin(), request.stop.end(), text) != request.stop.end();
+    if (is_stop) request.stop_token_ids.push_back(special);
   }
-  for (const auto prompt_id : ids_) {
-    seen_.add(prompt_id);
-    generate::remember(last_ids_, tokenizer_, prompt_id);
-  }
+  if (from_) seen_.bits() = from_->record.seen;
+  for (const auto prompt_id : ids_) seen_.add(prompt_id);
   const bool whole = replay_ && ids_.empty();  // a rewind of the whole request stores the text before it
   if (from_ && !whole) ids_.insert(ids_.begin(), from_->record.pending.begin(), from_->record.pending.end());
-  for (const auto last : last_ids_) decoder_.push(last);  // restores an unfinished character
+}
+
+// Appends ids to the last ids of the text. Returns these.
+std::span<const std::int32_t> Job::remembered(std::span<const std::int32_t> ids) {
+  for (const auto id : ids) generate::remember(last_ids_, tokenizer_, id);
+  return last_ids_;
 }
 
 std::size_t Job::prefill_size() const {
@@ -159,36 +162,29 @@ void Job::take(const Outcome& outcome, std::span<const std::int32_t> ends) {
   ++drawn_;
   seen_.add(drawn);
   ++counts_[drawn];
-  generate::remember(last_ids_, tokenizer_, drawn);
+  remembered(std::span(&drawn, 1));
   const auto has_drawn = [&](const auto& ids) { return std::find(ids.begin(), ids.end(), drawn) != ids.end(); };
   if (has_drawn(ends) || has_drawn(request.stop_token_ids)) {
     ended = FinishReason::stop;
   } else {
-    Token token{outcome.id, tokenizer_.bytes_of(drawn), stop_.push(decoder_.push(drawn)), outcome.alternatives};
-    if (stop_.stopped()) {
+    Token token{outcome.id, text_.bytes_of(drawn), text_.push(drawn), outcome.alternatives};
+    if (text_.stopped()) {
       ended = FinishReason::stop;
-      stopped_by_ = stop_.matched();
     } else if (std::cmp_greater_equal(reply_.size(), request.max_tokens)) {
       ended = FinishReason::length;
     }
     call([&] { listener_->token(token); });
   }
-  if (!ended && stop_.held().empty()) kept_ = false;
-  if (ended && *ended != FinishReason::error && !stop_.stopped()) {
-    tail_ = stop_.push(decoder_.finish());
-    if (stop_.stopped()) {
-      stopped_by_ = stop_.matched();
-    } else {
-      tail_ += stop_.finish();
-    }
-  }
+  if (!ended && text_.begun() == 0) kept_ = false;
+  if (ended && *ended != FinishReason::error) tail_ = text_.finish();
 }
 
 bool Job::must_keep_state() const {
   if (ended || slots_of(request) == 1) return false;
-  const std::size_t held = stop_.held().size();
-  // The held text began in this token, unless a state is kept already and the text is longer than the token.
-  return held > 0 && (!kept_ || held <= tokenizer_.bytes_of(reply_.back()).size());
+  const std::size_t begun = text_.begun();
+  // The string began in this token, unless a state is kept already and what has come of the string is longer than the
+  // token.
+  return begun > 0 && (!kept_ || begun <= text_.symbols_of(reply_.back()));
 }
 
 void Job::note_kept_state() {
@@ -204,17 +200,19 @@ bool Job::must_close() const {
 // Returns how many ids of the reply come before the stop string or the id that ended it. rest: the text of the next id
 // before the stop string.
 std::size_t Job::kept_reply(std::string& rest) const {
-  if (stopped_by_.empty()) return reply_.size() - (ended == FinishReason::stop ? 1 : 0);
-  std::string bytes;  // of the ids from `id` on
-  const std::size_t last = tokenizer_.bytes_of(reply_.back()).size();
+  if (!text_.stopped()) return reply_.size() - (ended == FinishReason::stop ? 1 : 0);
+  using Symbols = generate::ReplyText::Symbols;
+  Symbols symbols;  // of the ids from `id` on
+  const std::size_t size = text_.stop_symbols().size(), last = text_.symbols_for_stop(reply_.back()).size();
   std::size_t id = reply_.size();
-  while (id > 0 && bytes.size() < last + stopped_by_.size()) bytes.insert(0, tokenizer_.bytes_of(reply_[--id]));
-  const std::size_t none = bytes.size() - std::min(bytes.size(), last + stopped_by_.size() - 1);
-  const std::size_t stop = bytes.find(stopped_by_, none);
-  if (stop == std::string::npos) return reply_.size();  // it began in text that the session had held back
+  while (id > 0 && symbols.size() < last + size) symbols.insert(0, text_.symbols_for_stop(reply_[--id]));
+  const std::size_t none = symbols.size() - std::min(symbols.size(), last + size - 1);
+  const std::size_t stop = symbols.find(text_.stop_symbols(), none);
+  if (stop == Symbols::npos) return reply_.size();  // it began in text that the session had held back
   std::size_t begin = 0;
-  for (; begin + tokenizer_.bytes_of(reply_[id]).size() <= stop; ++id) begin += tokenizer_.bytes_of(reply_[id]).size();
-  rest = bytes.substr(begin, stop - begin);
+  const auto end_of = [&](std::size_t i) { return begin + text_.symbols_for_stop(reply_[i]).size(); };
+  for (; end_of(id) <= stop; ++id) begin = end_of(id);
+  rest = tokenizer_.bytes_of(reply_[id]).substr(0, stop - begin);
   if (utf8_prefix(rest) == rest.size()) return id;
   rest.clear();
   return reply_.size();
@@ -256,7 +254,7 @@ void Job::finish() {
   Finish result;
   result.reason = *ended;
   result.text = tail_;
-  result.stop = stopped_by_;
+  if (text_.stopped()) result.stop = text_.stop();
   result.error = error;
   result.usage = usage();
   result.queue_ms = queue_ms;

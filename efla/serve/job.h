@@ -11,8 +11,8 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/generate/batch_sampler.h"
 #include "efla/generate/prompt_lookup.h"
+#include "efla/generate/reply_text.h"
 #include "efla/generate/sampler.h"
-#include "efla/generate/stop_strings.h"
 #include "efla/serve/engine.h"
 #include "efla/serve/sampling.h"
 #include "efla/serve/session_store.h"
@@ -136,6 +136,7 @@ class Job {
   std::optional<Clock::time_point> last_token = {};
 
  private:
+  std::span<const std::int32_t> remembered(std::span<const std::int32_t> ids);
   std::size_t kept_reply(std::string& rest) const;
   template <class F>
   void call(F&& f);
@@ -161,9 +162,8 @@ class Job {
   generate::SeenIds seen_;
   IdCounts counts_;
   std::vector<std::int32_t> last_ids_;
-  data::StreamDecoder decoder_;
-  generate::StopStrings stop_;
-  std::string tail_, stopped_by_;
+  generate::ReplyText text_;
+  std::string tail_;
   std::vector<PromptToken> echo_;
 };
 

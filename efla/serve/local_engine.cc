@@ -7,8 +7,8 @@
 #include "efla/base/check.h"
 #include "efla/base/memory.h"
 #include "efla/generate/end_ids.h"
+#include "efla/generate/reply_text.h"
 #include "efla/generate/session.h"
-#include "efla/generate/stop_strings.h"
 #include "efla/nn/models/language_model_file.h"
 
 namespace efla::serve {

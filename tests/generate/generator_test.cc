@@ -17,6 +17,7 @@
 #include "tests/generate/tiny_model.h"
 #include "tests/support/compare.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/special_tokens.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::generate {

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -27,5 +30,32 @@ inline std::unique_ptr<data::Tokenizer> tokenizer_with_special_tokens() {
   write_text(folder / "tokenizer_config.json", R"({"eos_token": "<|endoftext|>"})");
   return data::load_tokenizer(write_text(folder / "tokenizer.json", document.dump()));
 }
+
+// The tokenizer of bytes, of which one byte is a special token instead.
+class BytesWithSpecial final : public data::Tokenizer {
+ public:
+  BytesWithSpecial(std::int32_t id, const std::string& text)
+      : Tokenizer(data::load_tokenizer("bytes")->info()), id_(id) {
+    set_special_text(id, text);
+  }
+
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    const std::string& special = special_texts().at(id_);
+    std::vector<std::int32_t> ids;
+    while (!text.empty()) {
+      const bool is_special = text.starts_with(special);
+      ids.push_back(is_special ? id_ : static_cast<std::uint8_t>(text.front()));
+      text.remove_prefix(is_special ? special.size() : 1);
+    }
+    return ids;
+  }
+  std::string_view bytes_of(std::int32_t id) const override { return id == id_ ? "" : bytes_->bytes_of(id); }
+  bool begins_with_added_space(std::int32_t) const override { return false; }
+  data::TextCut last_cut(std::string_view) const override { return {}; }
+
+ private:
+  std::unique_ptr<data::Tokenizer> bytes_ = data::load_tokenizer("bytes");
+  std::int32_t id_;
+};
 
 }  // namespace efla::test

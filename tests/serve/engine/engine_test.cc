@@ -14,6 +14,7 @@
 #include "efla/generate/generator.h"
 #include "tests/serve/engine/recorder.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/special_tokens.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::serve {
@@ -104,6 +105,42 @@ TEST(Engine, EndsAtStopStringsIdsAndTheLength) {
   EXPECT_EQ(recorder->end().reason, FinishReason::length);
   EXPECT_EQ(recorder->end().usage.prompt_tokens, 3);
   EXPECT_EQ(recorder->end().usage.completion_tokens, 0);
+}
+
+TEST(Engine, EndsAtSpecialTokensOfStopStrings) {
+  const auto engine_with = [](std::int64_t draft_tokens) {
+    return std::make_unique<LocalEngine>(test::tiny_model(), std::make_unique<test::BytesWithSpecial>('d', "<|end|>"),
+                                         EngineOptions{.draft_tokens = draft_tokens});
+  };
+  auto request = request_of("abcabcabc", 100);
+  for (const char letter : std::string("abcd")) request.sampling.logit_bias[letter] = 100.0;
+  for (const std::int64_t draft_tokens : {0, 7}) {
+    const auto engine = engine_with(draft_tokens);
+    const auto whole = reply(*engine, request).ids;
+    ASSERT_EQ(whole.size(), 100U);
+    auto by_id = request, by_text = request, longer = request, part = request;
+    by_id.stop_token_ids = {'d'};
+    by_text.stop = {"<|end|>"};
+    const auto ended = reply(*engine, by_id);
+    EXPECT_EQ(ended.reason, FinishReason::stop);
+    EXPECT_LT(ended.ids.size(), 100U);
+    EXPECT_EQ(reply(*engine, by_text), ended);
+    part.stop = {"end", "<", "|>"};
+    EXPECT_EQ(reply(*engine, part).reason, FinishReason::length);
+
+    const std::vector<std::int32_t> stop{'b', 'd', 'c'};
+    longer.stop = {"b<|end|>c"};
+    longer.end_turn = "!";
+    const auto begin = std::search(whole.begin(), whole.end(), stop.begin(), stop.end());
+    ASSERT_NE(begin, whole.end());
+    std::string text(whole.begin(), begin);
+    std::erase(text, 'd');
+    const auto got = reply(*engine, in_session(longer, "", "s"));
+    EXPECT_EQ(got.reason, FinishReason::stop);
+    EXPECT_EQ(got.stop, longer.stop[0]);
+    EXPECT_EQ(got.text, text);
+    EXPECT_EQ(engine->session("s").tokens, 9 + (begin - whole.begin()) + 1);  // prompt, reply, "!"
+  }
 }
 
 TEST(Engine, ScoresPromptAndReplyByTheModelsOwnDistribution) {
