@@ -34,7 +34,8 @@ nn::LanguageModelConfig model_config(const io::Fields& config, const io::TokenFo
     const io::TokenizerInfo& tokenizer = corpus.tokenizer();
     if (!table.contains("vocab_size")) table["vocab_size"] = tokenizer.vocab_size;
     if (!table.contains("bos_token_id") && tokenizer.bos >= 0) table["bos_token_id"] = tokenizer.bos;
-    if (!table.contains("eos_token_id") && tokenizer.eos >= 0) table["eos_token_id"] = tokenizer.eos;
+    // Without an eos no token ends a text; the field's default is a token of other tokenizers.
+    if (!table.contains("eos_token_id")) table["eos_token_id"] = tokenizer.eos >= 0 ? json(tokenizer.eos) : json();
   }
   const auto fields = config.within("model", table);
   return is_whole ? nn::language_model_config_from_json(fields) : nn::language_model_config_from_table(fields);

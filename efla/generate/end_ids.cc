@@ -7,7 +7,6 @@ namespace efla::generate {
 std::vector<std::int32_t> end_ids(const data::Tokenizer& tokenizer, const nn::LanguageModelConfig& config) {
   std::vector<std::int32_t> ids;
   if (tokenizer.eos() >= 0) ids.push_back(tokenizer.eos());
-  if (!ids.empty() && config.eos_token_id.size() <= 1) return ids;
   for (const auto wide : config.eos_token_id) {
     const auto id = static_cast<std::int32_t>(wide);
     if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);

@@ -9,8 +9,7 @@
 
 namespace efla::generate {
 
-// Returns the tokenizer's eos, and the eos_token_id of the model if the tokenizer has none or the model has several:
-// the one token of a model may be a default that nobody chose.
+// Returns the tokenizer's eos, if it has one, and the tokens of the model's eos_token_id.
 std::vector<std::int32_t> end_ids(const data::Tokenizer& tokenizer, const nn::LanguageModelConfig& config);
 
 }  // namespace efla::generate

@@ -352,15 +352,36 @@ TEST_F(GeneratorTest, EndsAtEachTokenThatEndsAText) {
   ASSERT_EQ(whole.size(), 30U);
   const auto last = std::find(whole.begin(), whole.end(), whole[11]) - whole.begin();
   auto config = model.config();
-  for (const bool several : {true, false}) {  // the one token of a model does not count beside the tokenizer's
+  for (const bool several : {true, false}) {
     config.eos_token_id = {whole[11]};
     if (several) config.eos_token_id.push_back(3);
     const nn::LanguageModel ending(config, nn::Initialiser(1));
     const Generator own(ending, *tokenizer);
     Session session(ending, 0);
     const auto ended = own.reply(session, own.encode(session, "The rule", false), {.max_tokens = 30});
-    EXPECT_EQ(ended.end, several ? ReplyEnd::end_of_text : ReplyEnd::max_tokens);
-    EXPECT_EQ(std::ssize(ended.ids), several ? last + 1 : 30);
+    EXPECT_EQ(ended.end, ReplyEnd::end_of_text);
+    EXPECT_EQ(std::ssize(ended.ids), last + 1);
+  }
+}
+
+TEST_F(GeneratorTest, EndsAtSpecialTokensOfStopStrings) {
+  const auto whole = reply("The rule", {.max_tokens = 30}).ids;
+  ASSERT_EQ(whole.size(), 30U);
+  const auto special = whole[11];
+  const test::BytesWithSpecial with_special(special, "<|end|>");
+  nn::InferenceModel inference(model, nn::WeightType::float32);
+  const auto first = std::find(whole.begin(), whole.end(), special) - whole.begin();
+  for (nn::InferenceModel* computed : {static_cast<nn::InferenceModel*>(nullptr), &inference}) {
+    const Generator own(model, with_special, computed);
+    const auto ended = [&](const std::vector<std::string>& stop) {
+      Session session(model, 0);
+      return own.reply(session, own.encode(session, "The rule", false), {.max_tokens = 30, .stop = stop});
+    };
+    const auto stopped = ended({"<|end|>"});
+    EXPECT_EQ(stopped.end, ReplyEnd::stop_string);
+    EXPECT_EQ(std::ssize(stopped.ids), first + 1);
+    EXPECT_EQ(stopped.text, tokenizer->decode(std::span(whole).first(static_cast<std::size_t>(first))));
+    EXPECT_EQ(ended({"end", "<"}).end, ReplyEnd::max_tokens);
   }
 }
 

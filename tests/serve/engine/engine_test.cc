@@ -65,12 +65,16 @@ TEST(Engine, HasTheBitsOfTheGeneratorWithTheSameWeights) {
 TEST(Engine, EndsAtEachTokenThatEndsAText) {
   const auto whole = reply(*tiny_engine(), request_of("abc", 12));
   auto config = test::tiny_model().config();
-  config.eos_token_id = {3, whole.ids[5]};
-  LocalEngine engine(nn::LanguageModel(config, nn::Initialiser(1)), data::load_tokenizer("bytes"), {});
-  EXPECT_EQ(engine.info().ends, (std::vector<std::int32_t>{257, 3, whole.ids[5]}));
-  const auto record = reply(engine, request_of("abc", 12));
-  EXPECT_EQ(record.reason, FinishReason::stop);
-  EXPECT_EQ(std::ssize(record.ids), std::find(whole.ids.begin(), whole.ids.end(), whole.ids[5]) - whole.ids.begin());
+  using Ids = std::vector<std::int32_t>;
+  for (const bool several : {true, false}) {
+    config.eos_token_id = {whole.ids[5]};
+    if (several) config.eos_token_id.insert(config.eos_token_id.begin(), 3);
+    LocalEngine engine(nn::LanguageModel(config, nn::Initialiser(1)), data::load_tokenizer("bytes"), {});
+    EXPECT_EQ(engine.info().ends, several ? (Ids{257, 3, whole.ids[5]}) : (Ids{257, whole.ids[5]}));
+    const auto record = reply(engine, request_of("abc", 12));
+    EXPECT_EQ(record.reason, FinishReason::stop);
+    EXPECT_EQ(std::ssize(record.ids), std::find(whole.ids.begin(), whole.ids.end(), whole.ids[5]) - whole.ids.begin());
+  }
 }
 
 TEST(Engine, EndsAtStopStringsIdsAndTheLength) {
