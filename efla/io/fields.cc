@@ -1,5 +1,6 @@
 #include "efla/io/fields.h"
 
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
@@ -32,6 +33,18 @@ std::string brief(const nlohmann::json& value) {
   return efla::printable(shown(value), kLongest);
 }
 
+std::optional<std::int64_t> whole_number(const nlohmann::json& value) {
+  constexpr double kMostExact = 0x1p53;  // float64 does not have all whole numbers beyond
+  if (value.is_number_float()) {
+    const auto number = value.get<double>();
+    if (std::trunc(number) != number || std::abs(number) > kMostExact) return std::nullopt;
+  } else if (!value.is_number_integer() ||
+             (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX))) {
+    return std::nullopt;
+  }
+  return value.get<std::int64_t>();
+}
+
 Fields::Fields(const nlohmann::json& object, RefuseField refuse, std::string name)
     : object_(&object), refuse_(std::move(refuse)), name_(std::move(name)) {
   if (!object.is_object()) refuse_(name_, brief(object), "an object");
@@ -56,9 +69,13 @@ std::vector<Fields> Fields::objects(const std::string& name) const {
   return all;
 }
 
+bool Fields::is_known(const std::string& name) const {
+  return std::find(known_.begin(), known_.end(), name) != known_.end();
+}
+
 void Fields::refuse_others() const {
   for (const auto& [name, value] : object_->items()) {
-    if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+    if (value.is_null() || is_known(name)) continue;
     refuse(name, "no such field (nearest: " + full(nearest_name(name, known_)) + ")");
   }
 }

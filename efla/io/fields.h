@@ -31,7 +31,12 @@ RefuseField refuse_argument(std::string operation);
 // Returns a value as messages show it: JSON of at most 100 bytes, or the size of a long list or object.
 std::string brief(const nlohmann::json& value);
 
-// The fields of a JSON object, which must outlive the Fields. A field that is null counts as missing. Not for several
+// Returns a whole number below 2^63; nothing for any other value. 4.0 is a whole number, because JSON does not
+// distinguish it from 4.
+std::optional<std::int64_t> whole_number(const nlohmann::json& value);
+
+// The fields of a JSON object, which must outlive the Fields. A field that is null counts as missing, also where nobody
+// knows the field. Not for several
 // threads at once, because every call notes the name of its field. The functions for a type T take bool, std::int64_t,
 // std::uint64_t, double, std::string and std::vector of std::int64_t or std::string.
 class Fields {
@@ -92,7 +97,10 @@ class Fields {
     if (found || object_->contains(name)) value = std::move(found);
   }
 
-  // Throws if there is a field that no function above was called for.
+  // Returns whether a function above was called for this field.
+  bool is_known(const std::string& name) const;
+
+  // Throws if there is a field, not null, that no function above was called for.
   void refuse_others() const;
 
   // Calls f. Throws for the field of the object that an Error of f names as its argument.
@@ -119,9 +127,9 @@ class Fields {
     } else if constexpr (std::is_same_v<T, std::string>) {
       return value.is_string();
     } else if constexpr (std::is_same_v<T, std::uint64_t>) {
-      return value.is_number_unsigned() || (value.is_number_integer() && value.get<std::int64_t>() >= 0);
+      return value.is_number_unsigned() || whole_number(value).value_or(-1) >= 0;
     } else if constexpr (std::is_same_v<T, std::int64_t>) {
-      return value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
+      return whole_number(value).has_value();
     } else {
       return value.is_array() && std::all_of(value.begin(), value.end(), holds<typename T::value_type>);
     }

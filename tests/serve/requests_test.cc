@@ -80,8 +80,8 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": [1.5]})", "prompt", "not 1.5");
   refused(R"({"prompt": [[[1]]]})", "prompt", "not [1]");
   refused(R"({"prompt": [99999999999]})", "prompt", "token ids");
-  refused(R"({"prompt": "a", "best_of": 2})", "best_of", "expected no such field");
-  refused(R"({"prompt": "a", "tools": []})", "tools", "expected no such field");
+  refused(R"({"prompt": "a", "best_of": 2})", "best_of", "expected the value of n");
+  refused(R"({"prompt": "a", "tools": [{}]})", "tools", "expected [], all that is supported");
   refused(R"({"prompt": "a", "temprature": 1})", "temprature", "nearest: temperature");
   refused(R"({"prompt": "a", "temperature": "hot"})", "temperature", "got \"hot\", expected a number from 0 to 100");
   refused(R"({"prompt": "a", "temperature": -0.1})", "temperature", "got -0.1");
@@ -145,8 +145,8 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
   refused(R"({"messages": []})", "messages", "got [], expected at least one message");
   refused(R"({"messages": [3]})", "messages[0]", "expected an object");
   refused(R"({"messages": [{"role": "user"}]})", "messages[0].content", "got nothing");
-  refused(R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})", "messages[0].name",
-          "expected no such field");
+  refused(R"({"messages": [{"role": "user", "content": "a", "nam": "b"}]})", "messages[0].nam",
+          "nearest: messages[0].name");
   refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "messages[0].content[0].type",
           "expected \"text\"");
   const std::string part =
@@ -164,7 +164,90 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
           "expected no such field");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs",
           "expected only with \"logprobs\": true");
-  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": []})", "tools", "expected no such field");
+  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})", "tools",
+          "expected [], all that is supported");
+}
+
+TEST(Requests, WholeNumbersMayHaveAPoint) {
+  const auto request = parse_completion(parse_body(
+      R"({"prompt": [97.0, 98], "max_tokens": 4.0, "seed": 1.0, "n": 2.0, "top_k": 3.0, "stop_token_ids": [7.0]})"));
+  EXPECT_EQ(std::get<std::vector<std::int32_t>>(request.prompts.at(0)), (std::vector<std::int32_t>{97, 98}));
+  EXPECT_EQ(request.max_tokens, 4);
+  EXPECT_EQ(request.sampling.seed, 1U);
+  EXPECT_EQ(request.n, 2);
+  EXPECT_EQ(request.sampling.top_k, 3);
+  EXPECT_EQ(request.stop_token_ids, std::vector<std::int32_t>{7});
+  expect_refused(parse_completion, R"({"prompt": "a", "max_tokens": 4.5})", "max_tokens", "whole number");
+}
+
+// What clients send when they write out defaults, and what they send back of a reply.
+const std::vector<std::string>& defaults() {
+  static const std::vector<std::string> kFields{
+      R"("tools": [])",
+      R"("tool_choice": "none")",
+      R"("tool_choice": "auto")",
+      R"("parallel_tool_calls": false)",
+      R"("parallel_tool_calls": true)",
+      R"("functions": [])",
+      R"("response_format": {"type": "text"})",
+      R"("text": {"format": {"type": "text", "schema": null}})",
+      R"("n": 1)",
+      R"("store": false)",
+      R"("metadata": {})",
+      R"("ignore_eos": false)",
+      R"("min_p": 0)",
+      R"("min_p": 0.0)",
+      R"("top_logprobs": 0)",
+      R"("service_tier": "auto")",
+      R"("truncation": "disabled")",
+      R"("include": [])",
+      R"("reasoning": {"effort": null, "summary": null})",
+      R"("stop": [])",
+      R"("logit_bias": {})",
+      R"("stream": false)",
+      R"("stream_options": {})",
+      R"("top_p": 0)",
+      R"("suffix": null, "tools": null, "response_format": null, "an_unknown_field": null)"};
+  return kFields;
+}
+
+TEST(Requests, TakeWhatAsksForWhatTheServerDoesAnyway) {
+  for (const auto& field : defaults()) {
+    SCOPED_TRACE(field);
+    EXPECT_NO_THROW(parse_completion(parse_body(R"({"prompt": "a", )" + field + "}")));
+    EXPECT_NO_THROW(parse_chat(parse_body(R"({"messages": [{"role": "user", "content": "a"}], )" + field + "}")));
+    EXPECT_NO_THROW(parse_response(parse_body(R"({"input": "a", )" + field + "}")));
+  }
+  EXPECT_NO_THROW(parse_completion(parse_body(R"({"prompt": "a", "best_of": 3, "n": 3})")));
+  EXPECT_EQ(parse_completion(parse_body(R"({"prompt": "a", "n": 3, "echo": true})")).n, 3);
+  EXPECT_TRUE(parse_response(parse_body(R"({"input": "a", "store": true})")).store);
+  const auto refused = [](const std::string& field, const std::string& name, const std::string& says) {
+    expect_refused(parse_chat, R"({"messages": [{"role": "user", "content": "a"}], )" + field + "}", name, says);
+  };
+  refused(R"("response_format": {"type": "json_object"})", "response_format", R"(expected {"type":"text"})");
+  refused(R"("tool_choice": "required")", "tool_choice", R"(expected "none" or "auto", all that is supported)");
+  refused(R"("store": true)", "store", "got true, expected false");
+  refused(R"("metadata": {"a": "b"})", "metadata", "expected {}");
+  refused(R"("min_p": 0.1)", "min_p", "expected 0");
+  refused(R"("stream_options": {"include_usage": true})", "stream_options", "expected only with \"stream\": true");
+}
+
+TEST(Requests, MessagesMayHaveWhatARepliesMessageHas) {
+  const std::string more =
+      R"("refusal": null, "annotations": null, "audio": null, "function_call": null, "tool_calls": null,
+      "reasoning_content": null, "name": "b")";
+  const auto chat = parse_chat(parse_body(R"({"messages": [{"role": "user", "content": "hi"},
+      {"role": "assistant", "content": "ok", )" +
+                                          more + R"(}, {"role": "assistant", "content": "ok", "annotations": [],
+      "tool_calls": []}, {"role": "user", "content": "go on"}]})"));
+  ASSERT_EQ(chat.chat.size(), 4U);
+  EXPECT_EQ(chat.chat[1].content, "ok");
+  const auto response = parse_response(parse_body(R"({"input": [{"role": "user", "content": "hi"},
+      {"id": "msg_1", "content": [{"annotations": [], "text": "ok", "type": "output_text", "logprobs": null}],
+      "role": "assistant", "status": "completed", "type": "message", "phase": null}]})"));
+  EXPECT_EQ(response.chat.at(1).content, "ok");
+  expect_refused(parse_chat, R"({"messages": [{"role": "user", "content": "a", "tool_calls": [{"id": "x"}]}]})",
+                 "messages[0].tool_calls", "expected [], all that is supported");
 }
 
 TEST(Requests, ResponsesTakeTextAndMessages) {
@@ -179,7 +262,7 @@ TEST(Requests, ResponsesTakeTextAndMessages) {
   EXPECT_EQ(list.chat.at(0).content, "a");
   EXPECT_TRUE(list.store);
   expect_refused(parse_response, "{}", "input", "got nothing");
-  expect_refused(parse_response, R"({"input": "a", "reasoning": {}})", "reasoning", "expected no such field");
+  expect_refused(parse_response, R"({"input": "a", "reasoning": {"effort": "high"}})", "reasoning", "expected {}");
 }
 
 TEST(Requests, TokenizeDetokenizeAndSessions) {

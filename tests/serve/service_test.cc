@@ -254,9 +254,9 @@ TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
 
 TEST_F(ServiceTest, ErrorsHaveOpenAisShape) {
   start();
-  const auto error = post("/v1/completions", {{"prompt", "a"}, {"tools", json::array()}}, 400)["error"];
+  const auto error = post("/v1/completions", {{"prompt", "a"}, {"tolls", json::array()}}, 400)["error"];
   EXPECT_EQ(error["type"], "invalid_request_error");
-  EXPECT_EQ(error["param"], "tools");
+  EXPECT_EQ(error["param"], "tolls");
   EXPECT_EQ(error["code"], "unknown_field");
   EXPECT_EQ(get("/v1/nothing", 404)["error"]["message"], "there is no /v1/nothing");
   const auto refused = [&](const std::string& method, const std::string& path, const std::string& methods) {

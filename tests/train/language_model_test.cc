@@ -486,6 +486,13 @@ TEST(LanguageModel, ConfigJsonMayNameWhatItsAttentionHasNot) {
   EXPECT_EQ(to_json(language_model_config_from_json({json, io::refuse_argument("config.json")})), to_json(config));
 }
 
+TEST(LanguageModel, ConfigJsonSaysNothingWithNull) {
+  auto json = to_json(small("deltanet"));
+  for (const char* name : {"rope_scaling", "use_l2warp", "hidden_act", "norm_eps"}) json[name] = nullptr;
+  EXPECT_EQ(to_json(language_model_config_from_json({json, io::refuse_argument("config.json")})),
+            to_json(small("deltanet")));
+}
+
 // flash-linear-attention 0.6 writes the activation of the output gate into every config.json of this type.
 TEST(LanguageModel, ConfigJsonOfGatedDeltaNetNamesItsOutputGate) {
   auto json = to_json(small("gdn"));

@@ -87,5 +87,31 @@ TEST(Fields, NameAFieldThatNothingReads) {
   expect_error([] { Fields(json(3), refuse_argument("train lm")); }, "content", "got 3, expected an object");
 }
 
+TEST(Fields, ANullFieldSaysNothing) {
+  const json object = {{"number", 1}, {"unknown", nullptr}, {"inner", {{"unknown", nullptr}}}};
+  const Fields fields(object, refuse_argument("train lm"));
+  fields.find("number");
+  EXPECT_NO_THROW(fields.object("inner").refuse_others());
+  EXPECT_NO_THROW(fields.refuse_others());
+}
+
+TEST(Fields, AWholeNumberMayHaveAPoint) {
+  const json object =
+      json::parse(R"({"whole": 4.0, "negative": -1.0, "part": 4.5, "list": [1.0, 2], "most": 9007199254740992.0,
+      "more": 9007199254740994.0, "huge": 1e300})");
+  const Fields fields(object, refuse_in_file("f.json"));
+  EXPECT_EQ(fields.get<std::int64_t>("whole"), 4);
+  EXPECT_EQ(fields.get<std::int64_t>("whole", 1, INT64_MAX), 4);
+  EXPECT_EQ(fields.get<std::uint64_t>("whole"), 4U);
+  EXPECT_EQ(fields.get<std::int64_t>("negative"), -1);
+  EXPECT_EQ(fields.get<std::int64_t>("most"), std::int64_t{1} << 53);
+  EXPECT_EQ(fields.get<std::vector<std::int64_t>>("list"), (std::vector<std::int64_t>{1, 2}));
+  for (const char* name : {"part", "more", "huge"}) {
+    expect_bad_content([&] { fields.get<std::int64_t>(name); }, -1, "expected a whole number below 2^63");
+  }
+  expect_bad_content([&] { fields.get<std::uint64_t>("negative"); }, -1, "expected a whole number from 0");
+  expect_bad_content([&] { fields.get<std::int64_t>("whole", 5, 9); }, -1, "got 4.0, expected a whole number from 5");
+}
+
 }  // namespace
 }  // namespace efla::io

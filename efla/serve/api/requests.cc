@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "efla/serve/api/base64.h"
+#include "efla/serve/api/defaults.h"
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/fields.h"
 
@@ -16,9 +17,8 @@ constexpr std::int64_t kMostReplies = 128;  // n
 constexpr std::size_t kMostPrompts = 2048, kMostStops = 16, kMostCached = 4;
 
 std::int32_t token_id(const nlohmann::json& value, const Fields& fields, const std::string& name) {
-  if (value.is_number_integer()) {
-    const auto id = value.get<std::int64_t>();
-    if (id >= 0 && id <= INT32_MAX) return static_cast<std::int32_t>(id);
+  if (const auto id = io::whole_number(value); id && *id >= 0 && *id <= INT32_MAX) {
+    return static_cast<std::int32_t>(*id);
   }
   fields.refuse(name, "token ids, whole numbers from 0, and not " + io::brief(value));
 }
@@ -109,10 +109,11 @@ void read_common(const Fields& fields, GenerationRequest& request) {
 
 void read_stream_options(const Fields& fields, GenerationRequest& request) {
   if (fields.find("stream_options") == nullptr) return;
-  if (!request.stream) fields.refuse("stream_options", "only with \"stream\": true");
   const auto options = fields.object("stream_options");
   request.include_usage = options.find<bool>("include_usage").value_or(false);
+  accept_defaults(options, Place::stream_options);
   refuse_others(options);
+  if (request.include_usage && !request.stream) fields.refuse("stream_options", "only with \"stream\": true");
 }
 
 // Reads the fields about sessions and about states in requests.
@@ -134,6 +135,8 @@ void read_state(const Fields& fields, GenerationRequest& request) {
 
 void read_n(const Fields& fields, GenerationRequest& request) {
   request.n = fields.find<std::int64_t>("n", 1, kMostReplies).value_or(1);
+  const auto drawn = fields.find<std::int64_t>("best_of", 1, kMostReplies);
+  if (drawn && *drawn != request.n) fields.refuse("best_of", "the value of n, because every reply is returned");
 }
 
 // Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
@@ -165,8 +168,7 @@ ChatMessage content_of(const Fields& message, const std::vector<std::string>& ty
     if (std::find(types.begin(), types.end(), type) == types.end()) part.refuse("type", "\"" + types.front() + "\"");
     read.content += part.find<std::string>("text").value_or("");
     read.cached = read_cache_control(part) || read.cached;
-    part.find("annotations");  // of a reply that the client sends back
-    part.find("logprobs");
+    accept_defaults(part, Place::content_part);
     refuse_others(part);
   }
   return read;
@@ -188,7 +190,7 @@ std::vector<ChatMessage> messages(const Fields& fields, const std::string& name,
     for (const char* ignored : {"type", "id", "status"}) {
       message.find<std::string>(ignored);  // of a reply that the client sends back
     }
-    message.find("refusal");
+    accept_defaults(message, Place::message);
     refuse_others(message);
   }
   const auto cached =
@@ -229,6 +231,7 @@ GenerationRequest parse_completion(const nlohmann::json& body) {
   request.echo = fields.find<bool>("echo").value_or(false);
   request.bos = fields.find<bool>("add_special_tokens");
   request.cache_tokens = fields.find<std::int64_t>("cache_tokens", 0, kMost).value_or(0);
+  accept_defaults(fields, Place::generation);
   refuse_others(fields);
   const bool continues = !request.session.empty() || request.state.has_value();
   if (request.prompts.empty()) {
@@ -255,8 +258,9 @@ GenerationRequest parse_chat(const nlohmann::json& body) {
   }
   const bool scored = fields.find<bool>("logprobs").value_or(false);
   const auto top = fields.find<std::int64_t>("top_logprobs", 0, kMaxLogprobs);
-  if (top && !scored) fields.refuse("top_logprobs", "only with \"logprobs\": true");
+  if (top.value_or(0) > 0 && !scored) fields.refuse("top_logprobs", "only with \"logprobs\": true");
   if (scored) request.logprobs = top.value_or(0);
+  accept_defaults(fields, Place::generation);
   refuse_others(fields);
   require_one_reply(request);
   return request;
@@ -282,6 +286,7 @@ GenerationRequest parse_response(const nlohmann::json& body) {
       request.chat.push_back(std::move(message));
     }
   }
+  accept_defaults(fields, Place::generation);
   refuse_others(fields);
   return request;
 }

@@ -1,0 +1,100 @@
+#include "efla/serve/api/defaults.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace efla::serve {
+namespace {
+
+using nlohmann::json;
+
+// A field of OpenAI's API or of vLLM's.
+struct Default {
+  Place place;
+  const char* name;
+  json values;  // a list; null: any value
+};
+
+const std::vector<Default>& defaults() {
+  constexpr auto kRequest = Place::generation, kMessage = Place::message, kPart = Place::content_part,
+                 kStream = Place::stream_options;
+  const auto values = [](const char* text) { return json::parse(text); };
+  static const std::vector<Default> kDefaults{
+      // No tools.
+      {kRequest, "tools", values("[[]]")},
+      {kRequest, "tool_choice", values(R"(["none", "auto"])")},
+      {kRequest, "parallel_tool_calls", values("[true, false]")},
+      {kRequest, "functions", values("[[]]")},
+      {kRequest, "function_call", values(R"(["none", "auto"])")},
+      {kMessage, "tool_calls", values("[[]]")},
+      // Text of no particular form.
+      {kRequest, "response_format", values(R"([{"type": "text"}])")},
+      {kRequest, "text",
+       values(R"([{}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}])")},
+      {kRequest, "verbosity", values(R"(["medium"])")},
+      {kRequest, "modalities", values(R"([["text"]])")},
+      {kRequest, "reasoning", values("[{}]")},
+      {kRequest, "suffix", values(R"([""])")},
+      {kRequest, "echo", values("[false]")},
+      {kRequest, "skip_special_tokens", values("[true]")},
+      {kRequest, "spaces_between_special_tokens", values("[true]")},
+      {kRequest, "include_stop_str_in_output", values("[false]")},
+      {kRequest, "add_generation_prompt", values("[true]")},
+      {kRequest, "continue_final_message", values("[false]")},
+      // One reply, with tokens drawn by the fields that the server has, up to the first end.
+      {kRequest, "n", values("[1]")},
+      {kRequest, "min_p", values("[0]")},
+      {kRequest, "typical_p", values("[1]")},
+      {kRequest, "min_tokens", values("[0]")},
+      {kRequest, "ignore_eos", values("[false]")},
+      {kRequest, "top_logprobs", values("[0]")},
+      {kRequest, "use_beam_search", values("[false]")},
+      {kRequest, "length_penalty", values("[1]")},
+      {kRequest, "early_stopping", values("[false]")},
+      // Replies are not kept, and come at once.
+      {kRequest, "store", values("[false]")},
+      {kRequest, "metadata", values("[{}]")},
+      {kRequest, "background", values("[false]")},
+      {kRequest, "service_tier", values(R"(["auto", "default"])")},
+      {kRequest, "truncation", values(R"(["disabled"])")},
+      {kRequest, "include", values("[[]]")},
+      {kRequest, "stream_options", values(R"([{}, {"include_obfuscation": false}])")},
+      {kStream, "include_obfuscation", values("[false]")},
+      {kStream, "continuous_usage_stats", values("[false]")},
+      // The name of a sender, and what describes a reply.
+      {kMessage, "name", nullptr},
+      {kMessage, "refusal", nullptr},
+      {kMessage, "annotations", nullptr},
+      {kPart, "annotations", nullptr},
+      {kPart, "logprobs", nullptr},
+  };
+  return kDefaults;
+}
+
+// Returns a value without the fields that are null.
+json without_nulls(const json& value) {
+  if (!value.is_object()) return value;
+  json kept = json::object();
+  for (const auto& [name, inner] : value.items()) {
+    if (!inner.is_null()) kept[name] = without_nulls(inner);
+  }
+  return kept;
+}
+
+}  // namespace
+
+void accept_defaults(const io::Fields& fields, Place place) {
+  for (const auto& [where, name, values] : defaults()) {
+    if (where != place || fields.is_known(name)) continue;
+    const auto* value = fields.find(name);
+    if (value == nullptr || values.is_null()) continue;
+    if (std::find(values.begin(), values.end(), without_nulls(*value)) != values.end()) continue;
+    std::string expected;
+    for (const auto& one : values) expected += (expected.empty() ? "" : " or ") + one.dump();
+    fields.refuse(name, expected + ", all that is supported");
+  }
+}
+
+}  // namespace efla::serve
