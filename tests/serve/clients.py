@@ -83,6 +83,44 @@ def responses_stream(client, model):
     assert event.response.output_text == text, (event, text)
 
 
+def dialogue(client, model):
+    """Replies go back to the server in each form in which programs send them."""
+    forms = [lambda message: message, dict, lambda message: message.model_dump(), lambda message: message.to_dict()]
+    for form in forms:
+        messages = [{"role": "user", "content": "Hello"}]
+        for _ in range(2):
+            reply = client.chat.completions.create(model=model, messages=messages, max_tokens=5)
+            messages += [form(reply.choices[0].message), {"role": "user", "content": "And then?"}]
+        items = [{"role": "user", "content": "Hello"}]
+        for _ in range(2):
+            reply = client.responses.create(model=model, input=items, max_output_tokens=5, store=False)
+            items += [form(item) for item in reply.output] + [{"role": "user", "content": "And then?"}]
+
+
+def defaults(client, model):
+    reply = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hello", "name": "Ada"}],
+                                           max_tokens=3, n=1, tools=[], tool_choice="none", parallel_tool_calls=False,
+                                           response_format={"type": "text"}, store=False, metadata={}, seed=1, top_p=0,
+                                           extra_body={"min_p": 0, "ignore_eos": False, "reasoning_effort": None})
+    greedy = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=3,
+                                            temperature=0)
+    assert reply.choices[0].message.content == greedy.choices[0].message.content, (reply, greedy)
+    client.completions.create(model=model, prompt="a", max_tokens=1, best_of=1, suffix=None)
+    client.responses.create(model=model, input="Hello", max_output_tokens=3, tools=[], text={"format": {"type": "text"}},
+                            truncation="disabled", include=[], metadata={}, parallel_tool_calls=True)
+
+
+def echo(client, model):
+    prompt = "cafe\u0301 <|im_end|> x"
+    options = dict(model=model, prompt=prompt, echo=True, max_tokens=3, temperature=0, logprobs=0)
+    whole = client.completions.create(**options).choices[0]
+    assert whole.text.startswith(prompt), whole
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True) if chunk.choices]
+    assert "".join(chunk.text for chunk in chunks) == whole.text, (chunks, whole)
+    offsets = [offset for chunk in chunks if chunk.logprobs for offset in chunk.logprobs.text_offset]
+    assert offsets == whole.logprobs.text_offset and offsets[0] == 0, (offsets, whole)
+
+
 def errors(client, model):
     for error, call in [
         (openai.BadRequestError, lambda: client.completions.create(model=model, prompt="a", temperature=-1)),
@@ -121,7 +159,8 @@ def main(arguments):
     client = openai.OpenAI(base_url=arguments[0] + "/v1", api_key=key, max_retries=0)
     model = client.models.list().data[0].id
     failed = False
-    for check in (completions, several, token_ids, logprobs, stream, chat, responses, responses_stream, errors, leaving):
+    for check in (completions, several, token_ids, logprobs, stream, chat, responses, responses_stream, dialogue, defaults, echo, errors,
+                  leaving):
         try:
             check(client, model)
             print(f"{check.__name__}: passed")

@@ -19,7 +19,9 @@ namespace efla::serve {
 class FakeEngine : public Engine {
  public:
   // Replies repeat the script, moved on by the seed; '$' in it ends the text.
-  explicit FakeEngine(std::string script = "abcdefghij") : script_(std::move(script)) {
+  explicit FakeEngine(std::string script = "abcdefghij",
+                      std::unique_ptr<data::Tokenizer> tokenizer = data::load_tokenizer("bytes"))
+      : script_(std::move(script)), tokenizer_(std::move(tokenizer)) {
     thread_ = std::thread([this] { loop(); });
   }
   ~FakeEngine() override {
@@ -59,9 +61,9 @@ class FakeEngine : public Engine {
     return {.model_sha256 = "0123",
             .weights = "float32",
             .parameters = 7,
-            .vocab_size = 258,
-            .bos = 256,
-            .ends = {257},
+            .vocab_size = tokenizer_->vocab_size(),
+            .bos = tokenizer_->bos(),
+            .ends = {tokenizer_->eos()},
             .session_bytes = 1000,
             .max_queue = 1000,
             .tokenizer = tokenizer_.get()};
@@ -229,7 +231,7 @@ class FakeEngine : public Engine {
     }
     if (job.drawn == job.request.max_tokens) return end(job, FinishReason::length, "", lock);
     const char c = script_[(static_cast<std::size_t>(job.drawn) + job.request.sampling.seed) % script_.size()];
-    const auto id = c == '$' ? 257 : static_cast<std::int32_t>(static_cast<unsigned char>(c));
+    const auto id = c == '$' ? tokenizer_->eos() : static_cast<std::int32_t>(static_cast<unsigned char>(c));
     job.text.push_back(id);
     ++job.drawn;
     Token token{.drawn = {id, job.request.logprobs >= 0 ? -0.5F : std::nanf("")}, .bytes = tokenizer_->bytes_of(id)};
@@ -273,7 +275,7 @@ class FakeEngine : public Engine {
   }
 
   std::string script_;
-  std::unique_ptr<data::Tokenizer> tokenizer_ = data::load_tokenizer("bytes");
+  std::unique_ptr<data::Tokenizer> tokenizer_;
   mutable std::mutex mutex_;
   std::mutex cancel_mutex_;
   std::condition_variable wake_;

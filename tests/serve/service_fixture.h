@@ -34,7 +34,7 @@ class ServiceTest : public testing::Test {
   ~ServiceTest() override { stop(0ms); }
 
   void start(const std::string& script = "abcdefghij") {
-    engine_ = std::make_unique<FakeEngine>(script);
+    engine_ = std::make_unique<FakeEngine>(script, std::move(tokenizer_));
     service_ = std::make_unique<Service>(*engine_, options_, keys_, http_);
     const auto address = service_->address();
     port_ = std::stoi(address.substr(address.rfind(':') + 1));
@@ -73,6 +73,21 @@ class ServiceTest : public testing::Test {
     }
     return events;
   }
+  // Returns the texts and logprobs of a completion's stream, joined per choice.
+  std::vector<json> joined_stream(json body, std::size_t choices) const {
+    body["stream"] = true;
+    std::vector<json> joined(choices, {{"text", ""}, {"logprobs", json::object()}});
+    for (const auto& event : stream("/v1/completions", body)) {
+      const auto& choice = event["choices"][0];
+      auto& into = joined.at(choice["index"]);
+      into["text"] = into["text"].get<std::string>() + choice["text"].get<std::string>();
+      if (choice["logprobs"].is_null()) continue;
+      for (const auto& [name, values] : choice["logprobs"].items()) {
+        for (const auto& value : values) into["logprobs"][name].push_back(value);
+      }
+    }
+    return joined;
+  }
   template <class Condition>
   static bool soon(const Condition& condition) {
     for (int i = 0; i < 1000; ++i) {
@@ -82,6 +97,7 @@ class ServiceTest : public testing::Test {
     return false;
   }
 
+  std::unique_ptr<data::Tokenizer> tokenizer_ = data::load_tokenizer("bytes");  // of the engine that starts
   ApiOptions options_;
   HttpOptions http_;
   Keys keys_;

@@ -68,23 +68,15 @@ TEST_F(ServiceTest, LogprobsAndEcho) {
   EXPECT_EQ(streamed[2]["choices"][0]["logprobs"]["token_logprobs"], json({-0.5}));
 }
 
-TEST_F(ServiceTest, AStreamHasTheLogprobsOfTheWholeReply) {
+TEST_F(ServiceTest, AStreamIsTheWholeReplyWithItsLogprobs) {
   start("z\xc3\xa4\x80");
   for (const bool echo : {false, true}) {
     for (const int n : {1, 2}) {
       json body{
           {"prompt", {"x\xc3\xb6y", "z"}}, {"echo", echo}, {"n", n}, {"max_tokens", 5}, {"logprobs", 1}, {"seed", 0}};
       const auto whole = post("/v1/completions", body)["choices"];
-      body["stream"] = true;
-      std::vector<json> joined(whole.size(), json::object());
-      for (const auto& event : stream("/v1/completions", body)) {
-        const auto& choice = event["choices"][0];
-        if (choice["logprobs"].is_null()) continue;
-        for (const auto& [name, values] : choice["logprobs"].items()) {
-          for (const auto& value : values) joined.at(choice["index"])[name].push_back(value);
-        }
-      }
-      for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(joined[i], whole[i]["logprobs"]) << echo << n << i;
+      const auto joined = joined_stream(body, whole.size());
+      for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_EQ(joined[i]["logprobs"], whole[i]["logprobs"]) << i;
     }
   }
 }

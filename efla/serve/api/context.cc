@@ -50,12 +50,16 @@ void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_
   }
 }
 
+std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from) {
+  return bos && from.empty() && context.info.tokenizer->bos() >= 0 ? 1 : 0;
+}
+
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
                                         const std::string& from, const std::string& field) {
   const auto& tokenizer = *context.info.tokenizer;
   std::vector<std::int32_t> ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    if (bos && from.empty() && tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
+    ids.assign(bos_ids(context, bos, from), tokenizer.bos());
     const auto encoded = tokenizer.encode(*text);
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   } else {

@@ -61,6 +61,9 @@ std::string engine_name(const std::string& client, const std::string& session);
 // Throws ApiError about `field` unless the tokenizer has all ids.
 void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& field);
 
+// Returns how many ids stand before the ids of a prompt that is a text: 1 if the bos token begins the text.
+std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from);
+
 // Returns the ids of a prompt. Throws ApiError about `field`. from: the engine's name of the session that the prompt
 // continues; empty: the prompt begins a text, with a bos token if `bos`.
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,

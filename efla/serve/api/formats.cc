@@ -18,22 +18,6 @@ Json logprob_json(float value) {
   return std::max(value, kLeastLogprob);
 }
 
-// Returns a token as text. A token that is a part of a character is shown by its bytes, as in "bytes:\xe2\x80".
-std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer) {
-  const auto bytes = tokenizer.bytes_of(id);
-  if (bytes.empty()) {
-    return id == tokenizer.eos() ? kEosText : id == tokenizer.bos() ? kBosText : "<" + std::to_string(id) + ">";
-  }
-  if (utf8_prefix(bytes) == bytes.size()) return std::string(bytes);
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string text = "bytes:";
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-  }
-  return text;
-}
-
 Json chat_token(std::int32_t id, float logprob, const data::Tokenizer& tokenizer) {
   Json bytes = Json::array();
   for (const char c : tokenizer.bytes_of(id)) bytes.push_back(static_cast<unsigned char>(c));
@@ -53,13 +37,12 @@ Json chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer
   return {{"content", std::move(content)}};
 }
 
-Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer,
-                         CharacterCount& count) {
+Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
   Json texts = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
   for (const auto& token : tokens) {
     texts.push_back(token_text(token.id, tokenizer));
     values.push_back(logprob_json(token.logprob));
-    offsets.push_back(count.push(tokenizer.bytes_of(token.id), tokenizer));
+    offsets.push_back(token.offset);
     if (std::isnan(token.logprob)) {
       tops.push_back(nullptr);
       continue;
@@ -99,6 +82,21 @@ std::string choice_event(const ReplyHead& head, std::size_t index, const std::st
 
 std::string json_text(std::string_view text) { return io::to_json_line(Json(std::string(text))); }
 
+std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer) {
+  const auto special = tokenizer.special_texts().find(id);
+  if (special != tokenizer.special_texts().end()) return special->second;
+  const auto bytes = tokenizer.bytes_of(id);
+  if (bytes.empty()) return "<" + std::to_string(id) + ">";
+  if (utf8_prefix(bytes) == bytes.size()) return std::string(bytes);
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string text = "bytes:";
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+  }
+  return text;
+}
+
 std::size_t CharacterCount::push(std::string_view bytes, const data::Tokenizer& tokenizer) {
   const auto before = held_.size();
   held_ += bytes;
@@ -123,10 +121,9 @@ Json usage_json(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-Json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer,
-                   CharacterCount& count) {
+Json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
   if (tokens.empty()) return nullptr;
-  return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer, count);
+  return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer);
 }
 
 Json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
@@ -140,8 +137,7 @@ Json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const
     } else {
       entry["text"] = choices[i].text;
     }
-    CharacterCount count;
-    entry["logprobs"] = logprobs_json(head.shape, choices[i].scored, tokenizer, count);
+    entry["logprobs"] = logprobs_json(head.shape, choices[i].scored, tokenizer);
     entry["finish_reason"] = finish_reason(*choices[i].finish);
     list.push_back(std::move(entry));
   }

@@ -14,28 +14,32 @@
 
 namespace efla::serve {
 
-// The texts that stand for the special tokens.
-inline constexpr const char* kBosText = "<s>";
-inline constexpr const char* kEosText = "</s>";
+// Returns a token as text: a special token as its text, a part of a character as its bytes, as in "bytes:\xe2\x80".
+std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer);
 
 // A token with its log-probability (NaN if it has none) and the alternatives to it.
 struct ScoredToken {
   std::int32_t id = 0;
   float logprob = 0.0F;
   std::vector<ScoredId> alternatives = {};
+  std::size_t offset = 0;  // characters of the reply's text before the token
 };
 
 // Counts the characters of a text whose tokens come one by one. As in the text that clients get, bytes that belong to
 // no character count as U+FFFD.
 class CharacterCount {
  public:
+  explicit CharacterCount(std::size_t before = 0) : characters_(before) {}
+
   // Counts the bytes of a token. Returns the number of characters that begin before the token. A character that is
   // unfinished after the token counts as one.
   std::size_t push(std::string_view bytes, const data::Tokenizer& tokenizer);
+  // Returns the number of characters that are complete.
+  std::size_t characters() const { return characters_; }
 
  private:
-  std::size_t characters_ = 0;  // before held_
-  std::string held_;            // the bytes of an unfinished character
+  std::size_t characters_;  // before held_
+  std::string held_;        // the bytes of an unfinished character
 };
 
 // One reply, as far as it has come.
@@ -43,7 +47,7 @@ struct Choice {
   std::string text;                 // UTF-8
   std::vector<ScoredToken> scored;  // with logprobs: the prompt with echo, then the reply
   bool begun = false;               // a token has come
-  CharacterCount sent;              // of the tokens of `scored` that a stream has sent
+  CharacterCount characters;        // of the text, with logprobs
   std::optional<Finish> finish;
 };
 
@@ -57,10 +61,9 @@ struct ReplyHead {
 std::string finish_reason(const Finish& finish);
 nlohmann::ordered_json usage_json(const Usage& usage);
 
-// Returns the object "logprobs" of a completion or a chat for some tokens; null for none. count: of the text before
-// these tokens; a completion's object advances it by these tokens.
+// Returns the object "logprobs" of a completion or a chat for some tokens; null for none.
 nlohmann::ordered_json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens,
-                                     const data::Tokenizer& tokenizer, CharacterCount& count);
+                                     const data::Tokenizer& tokenizer);
 
 // Returns the whole reply of a completion or a chat.
 nlohmann::ordered_json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,

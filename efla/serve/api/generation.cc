@@ -9,6 +9,7 @@
 
 #include "efla/io/json.h"
 #include "efla/serve/api/base64.h"
+#include "efla/serve/api/echo.h"
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/formats.h"
 
@@ -64,6 +65,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prompt(std::size_t index, std::span<const PromptToken> tokens);
   void token(std::size_t index, const Token& token);
   void finish(std::size_t index, const Finish& finish);
+  void begin_reply(std::size_t index);
   void send_text(std::size_t index, std::string_view text, std::size_t first_scored);
 
   // On the thread for work:
@@ -76,6 +78,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     return failed_;
   }
   const data::Tokenizer& tokenizer() const { return *context_.info.tokenizer; }
+  std::size_t prompt_of(std::size_t reply) const { return reply / static_cast<std::size_t>(request_.n); }
   std::size_t replies() const { return prompts_.size() * static_cast<std::size_t>(request_.n); }
 
   ApiContext& context_;
@@ -86,6 +89,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   ReplyHead head_;
   std::unique_ptr<ResponseFormat> response_;
   std::vector<std::vector<std::int32_t>> prompts_;
+  std::vector<Echo> echoes_;                              // of every prompt, with echo
   std::vector<std::int64_t> cache_after_;                 // of every prompt
   std::vector<std::vector<ScoredToken>> scored_prompts_;  // of prompts with several replies
   std::string from_, save_as_;                            // engine's names
@@ -190,8 +194,12 @@ void Generation::prepare_prompts() {
   }
   for (auto& prompt : request_.prompts) {
     prompts_.push_back(encode(prompt));
-    if (!request_.echo) prompt = {};  // frees memory, because a request may wait for long
+    if (request_.echo) {
+      const std::size_t added = std::holds_alternative<std::string>(prompt) ? bos_ids(context_, bos, from_) : 0;
+      echoes_.push_back(echo_of(tokenizer(), std::move(prompt), prompts_.back(), added, request_.logprobs >= 0));
+    }
   }
+  request_.prompts.clear();  // frees memory, because a request may wait for long
   request_.chat.clear();
   if (const auto most = context_.info.max_queue; std::cmp_greater(replies(), most)) {
     throw ApiError(400,
@@ -223,7 +231,7 @@ void Generation::submit_all() {
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
     auto request = engine_request(0);
     request.echo = request_.echo && request_.logprobs >= 0;
-    request.prompt = request_.echo ? prompts_[i] : std::exchange(prompts_[i], {});
+    request.prompt = std::exchange(prompts_[i], {});
     request.cache_after = cache_after_;
     if (i == 0) request.places = static_cast<std::int64_t>(replies());
     if (request_.n == 1) {
@@ -289,19 +297,33 @@ void Generation::begin_stream() {
 }
 
 void Generation::prompt(std::size_t index, std::span<const PromptToken> tokens) {
-  auto& scored = index < replies() ? choices_[index].scored : scored_prompts_[index - replies()];
-  for (const auto& token : tokens) scored.push_back({token.token.id, token.token.logprob, token.alternatives});
+  const bool has_forks = index >= replies();
+  auto& scored = has_forks ? scored_prompts_[index - replies()] : choices_[index].scored;
+  const auto& echo = echoes_[has_forks ? index - replies() : prompt_of(index)];
+  for (const auto& token : tokens) {
+    const auto offset = echo.offsets.at(scored.size());
+    scored.push_back({token.token.id, token.token.logprob, token.alternatives, offset});
+  }
+}
+
+// Begins a reply with the echo of its prompt. Does nothing for a reply that has begun.
+void Generation::begin_reply(std::size_t index) {
+  auto& choice = choices_[index];
+  if (std::exchange(choice.begun, true) || !request_.echo) return;
+  const auto& echo = echoes_[prompt_of(index)];
+  choice.characters = CharacterCount(echo.characters);
+  choice.text = echo.text;
+  if (request_.stream) send_text(index, echo.text, 0);
 }
 
 void Generation::token(std::size_t index, const Token& token) {
+  begin_reply(index);
   auto& choice = choices_[index];
-  if (!choice.begun && request_.echo && request_.stream) {
-    const auto& ids = prompts_[index / static_cast<std::size_t>(request_.n)];
-    send_text(index, tokenizer().decode(ids), 0);
-  }
   const auto scored = choice.scored.size();
-  if (request_.logprobs >= 0) choice.scored.push_back({token.drawn.id, token.drawn.logprob, token.alternatives});
-  choice.begun = true;
+  if (request_.logprobs >= 0) {
+    const auto offset = choice.characters.push(token.bytes, tokenizer());
+    choice.scored.push_back({token.drawn.id, token.drawn.logprob, token.alternatives, offset});
+  }
   choice.text += token.text;
   if (request_.stream && (!token.text.empty() || request_.logprobs >= 0)) send_text(index, token.text, scored);
 }
@@ -313,7 +335,7 @@ void Generation::send_text(std::size_t index, std::string_view text, std::size_t
   if (choice.scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
   const std::vector<ScoredToken> fresh(choice.scored.begin() + static_cast<std::ptrdiff_t>(first_scored),
                                        choice.scored.end());
-  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer(), choice.sent);
+  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer());
   exchange_->write(chunk_event(head_, index, text, io::to_json_line(logprobs)));
 }
 
@@ -331,14 +353,12 @@ void Generation::finish(std::size_t index, const Finish& finish) {
     for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].finish = finish;
     return release();
   }
+  begin_reply(index);
   auto& choice = choices_[index];
   choice.text += finish.text;
   choice.finish = finish;
   if (request_.stream) begin_stream();
   if (request_.stream && !response_) {
-    if (!choice.begun && request_.echo) {
-      send_text(index, tokenizer().decode(prompts_[index / static_cast<std::size_t>(request_.n)]), 0);
-    }
     std::string events;
     if (!finish.text.empty()) events += chunk_event(head_, index, finish.text, "null");
     exchange_->write(events + last_event(head_, index, finish));
@@ -379,13 +399,7 @@ void Generation::answer() {
     }
     return exchange_->end();
   }
-  if (request_.echo) {
-    for (std::size_t i = 0; i < choices_.size(); ++i) {
-      const auto prompt = i / static_cast<std::size_t>(request_.n);
-      const auto* text = std::get_if<std::string>(&request_.prompts[prompt]);
-      choices_[i].text = (text != nullptr ? *text : tokenizer().decode(prompts_[prompt])) + choices_[i].text;
-    }
-  }
+  for (std::size_t i = 0; i < replies(); ++i) begin_reply(i);  // replies without a token have an echo too
   auto body =
       response_ ? response_->object(&choices_.front(), usage_) : reply_json(head_, choices_, usage_, tokenizer());
   body.update(extra);

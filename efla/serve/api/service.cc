@@ -272,12 +272,11 @@ void Service::Implementation::tokenize(Call& call) {
   const auto& tokenizer = *context_.info.tokenizer;
   std::vector<std::int32_t> ids;
   // Clients tokenize the texts that tokenizer_info has for the special tokens, in order to learn their ids.
-  if (request.text == kEosText && tokenizer.eos() >= 0) {
-    ids = {tokenizer.eos()};
-  } else if (request.text == kBosText && tokenizer.bos() >= 0) {
-    ids = {tokenizer.bos()};
-  } else {
-    if (request.bos.value_or(context_.options.bos) && tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
+  for (const auto id : {tokenizer.bos(), tokenizer.eos()}) {
+    if (id >= 0 && request.text == token_text(id, tokenizer)) ids = {id};
+  }
+  if (ids.empty()) {
+    ids.assign(bos_ids(context_, request.bos.value_or(context_.options.bos), ""), tokenizer.bos());
     const auto encoded = tokenizer.encode(request.text);
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   }
@@ -292,10 +291,11 @@ void Service::Implementation::detokenize(Call& call) {
 
 void Service::Implementation::tokenizer_info(Call& call) {
   const auto& tokenizer = *context_.info.tokenizer;
+  const auto text_of = [&](std::int32_t id) { return id >= 0 ? Json(token_text(id, tokenizer)) : Json(); };
   call.exchange->reply(json_reply({{"name", tokenizer.info().name},
                                    {"vocab_size", tokenizer.vocab_size()},
-                                   {"bos_token", tokenizer.bos() >= 0 ? Json(kBosText) : Json()},
-                                   {"eos_token", tokenizer.eos() >= 0 ? Json(kEosText) : Json()},
+                                   {"bos_token", text_of(tokenizer.bos())},
+                                   {"eos_token", text_of(tokenizer.eos())},
                                    {"bos_token_id", tokenizer.bos() >= 0 ? Json(tokenizer.bos()) : Json()},
                                    {"eos_token_id", tokenizer.eos() >= 0 ? Json(tokenizer.eos()) : Json()},
                                    {"chat_template", nullptr}}));
