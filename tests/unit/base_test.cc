@@ -316,7 +316,7 @@ TEST(PythonRandom, GivesPythonsNumbers) {
 }
 
 // A sanitizer takes address space for itself.
-#ifndef __SANITIZE_ADDRESS__
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST(ThreadPool, SaysThatTheSystemStartsNoMoreThreadsAndLeavesNone) {
   constexpr int kThreads = 4000;  // whose stacks take more than the limit
   rlimit before{};
