@@ -47,6 +47,7 @@ TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
     try {
       result.files = files_for_transformers(tokenizer);
     } catch (const IoError& error) {
+      if (error.kind() == IoError::Kind::system) throw;  // the tokenizer may be fine
       result.refusal = error.what();
     }
   }

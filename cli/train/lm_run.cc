@@ -201,7 +201,8 @@ std::vector<std::pair<std::string, std::string>> LmSetup::tokenizer_files() cons
   if (name.empty() && train_->tokenizer().name != "bytes") return {};
   try {
     return files_for_transformers(name.empty() ? "bytes" : name);
-  } catch (const IoError&) {
+  } catch (const IoError& error) {
+    if (error.kind() == IoError::Kind::system) throw;  // the tokenizer may be fine
     return {};
   }
 }
