@@ -29,7 +29,10 @@ def load() -> None:
     built_with = path.with_suffix(".version")
     expected = built_with.read_text().strip() if built_with.is_file() else torch.__version__
     if expected.split(".")[:2] != torch.__version__.split(".")[:2]:
-        raise ImportError(f"efla: {path} was built with PyTorch {expected}, got {torch.__version__}, expected that one")
+        raise ImportError(
+            f"efla: {path} was built with PyTorch {expected}, got {torch.__version__}, expected that one: install efla again for this "
+            "PyTorch (pip install --force-reinstall --no-deps, from the checkout or a wheel for it)"
+        )
     try:
         ctypes.CDLL(str(path))  # the system's message, which newer versions of load_library leave out
         torch.ops.load_library(str(path))

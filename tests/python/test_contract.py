@@ -13,13 +13,14 @@ import sys
 import tempfile
 import textwrap
 import unittest
+from typing import get_args
 
 import torch
 from support import inputs, state
 
 import efla
 
-# The arguments and defaults of flash-linear-attention at bc3b101d; behind the bar what it takes through **kwargs.
+# The arguments and defaults of flash-linear-attention 0.6.0; behind the bar what it takes through **kwargs.
 SIGNATURES = {
     "chunk_delta_rule": "q k v beta scale=None initial_state=None output_final_state=False use_qk_l2norm_in_kernel=False "
     "cu_seqlens=None cu_seqlens_cpu=None | chunk_size=64",
@@ -35,7 +36,7 @@ SIGNATURES = {
     "chunk_kda": "q k v g beta scale=None initial_state=None output_final_state=False use_qk_l2norm_in_kernel=False "
     "use_gate_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False safe_gate=False lower_bound=None "
     "disable_recompute=False return_intermediate_states=False state_v_first=False cu_seqlens=None cu_seqlens_cpu=None "
-    "cp_context=None | A_log=None dt_bias=None chunk_size=64",
+    "cp_context=None use_graph=False max_num_seqs=None | A_log=None dt_bias=None chunk_size=64",
     "fused_recurrent_kda": "q k v g beta A_log=None dt_bias=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_gate_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False "
     "lower_bound=None state_v_first=False cu_seqlens=None",
@@ -84,8 +85,9 @@ class Contract(unittest.TestCase):
                 self.assertIsNot(parameter.annotation, parameter.empty, f"{name} {parameter.name}")
 
     def test_the_version_is_that_of_the_project(self):
-        text = (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(encoding="utf-8")
-        self.assertEqual(efla.__version__, re.search(r"project\(efla VERSION ([0-9.]+)", text).group(1))
+        for file, version in (("CMakeLists.txt", r"project\(efla VERSION ([0-9.]+)"), ("pyproject.toml", r'\nversion = "([0-9.]+)"')):
+            text = (pathlib.Path(__file__).parents[2] / file).read_text(encoding="utf-8")
+            self.assertEqual(efla.__version__, re.search(version, text).group(1), file)
 
 
 class AnotherPyTorch(unittest.TestCase):
@@ -101,7 +103,7 @@ class AnotherPyTorch(unittest.TestCase):
                 text=True,
             )
         self.assertEqual(got.returncode, 1)
-        self.assertIn(f"was built with PyTorch 0.4.1, got {torch.__version__}, expected that one", got.stderr)
+        self.assertIn(f"was built with PyTorch 0.4.1, got {torch.__version__}, expected that one: install efla again", got.stderr)
 
     @unittest.skipUnless(pathlib.Path("/proc/self/maps").is_file(), "needs Linux")
     def test_is_refused_in_the_same_process(self):
@@ -172,7 +174,7 @@ class Mistakes(unittest.TestCase):
             ("q", x["q"].int(), f"q: got dtype torch.int32, expected {DTYPES}"),
             ("q", x["q"].half(), "k: got dtype torch.float32, expected torch.float16, as q"),
             ("k", x["k"][..., :5], "k: got shape [2, 70, 2, 5], expected shape [2, 70, 2, 12]"),
-            ("k", x["k"].bfloat16(), "k: got dtype BFloat16, expected Float"),
+            ("k", x["k"].bfloat16(), "k: got dtype torch.bfloat16, expected torch.float32"),
             ("v", x["v"][:, 1:], "v: got shape [2, 69, 2, 10], expected shape [2, 70, 2, 10]"),
             ("v", x["v"].repeat(1, 1, 2, 1)[:, :, 1:], "value head count HV: got 3, expected a multiple of H = 2"),
             ("v", x["v"][..., :0], "value dim V: got 0, expected 1 to 2147483647"),
@@ -289,6 +291,10 @@ class Mistakes(unittest.TestCase):
             return_intermediate_states=True,
         )
         self.refuses("cp_context: got 1, expected None: this is not implemented", efla.chunk_kda, **x, cp_context=1)
+        self.refuses("use_graph: got True, expected None: this is not implemented", efla.chunk_kda, **x, use_graph=True)
+        x["g"] = x["g"][..., 0]
+        message = "gv: got a tensor of shape [2, 70, 2, 10], expected None: this is not implemented"
+        self.refuses(message, efla.fused_recurrent_gated_delta_rule, **x, gv=x["v"])
 
     def test_one_token(self):
         x = {name: tensor[:, 0] for name, tensor in inputs().items()}
@@ -296,7 +302,7 @@ class Mistakes(unittest.TestCase):
         f.__name__ = "delta_rule_step"
         with self.assertRaisesRegex(TypeError, "step"):  # none is every model's
             efla.delta_rule_step(**x, state=state())
-        self.refuses("state: got dtype Double, expected Float", f, **x, state=state().double())
+        self.refuses("state: got dtype torch.float64, expected torch.float32", f, **x, state=state().double())
         self.refuses("state: got shape [1, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, state=state(1))
         self.refuses("g: got shape [2, 1], expected shape [2, 2]", f, **x, state=state(), g=torch.zeros(2, 1))
         self.refuses("scale: got 'a', expected a value of type Optional[float]", f, **x, state=state(), scale="a")
@@ -317,10 +323,10 @@ class Mistakes(unittest.TestCase):
         f = functools.partial(efla.delta_rule_steps, step="exact")
         f.__name__ = "delta_rule_steps"
         pool, slots = state(5), torch.tensor([4, -1])
-        self.refuses("states: got dtype Double, expected Float", f, **x, states=pool.double(), slots=slots)
+        self.refuses("states: got dtype torch.float64, expected torch.float32", f, **x, states=pool.double(), slots=slots)
         self.refuses("states: got shape [5, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, states=pool)
         self.refuses("slots: got shape [1], expected shape [2]", f, **x, states=pool, slots=slots[:1])
-        self.refuses("slots: got dtype Int, expected Long", f, **x, states=pool, slots=slots.int())
+        self.refuses("slots: got dtype torch.int32, expected torch.int64", f, **x, states=pool, slots=slots.int())
         for name in ("slots", "kept"):
             self.refuses(f"{name}: got shape [0], expected shape [2]", f, **x, states=state(), **{name: slots[:0]})
         shared = "a tensor whose elements share memory, as expand() makes it, expected one that can be written, as clone() makes it"
@@ -360,9 +366,31 @@ class Derivatives(unittest.TestCase):
 
 
 class Types(unittest.TestCase):
+    def test_choices_are_those_of_the_code(self):
+        from efla._choices import RuleName, Step
+        from efla.layers import RULES
+
+        self.assertEqual(get_args(RuleName), tuple(RULES))
+        x = inputs(tokens=3)
+        for step in get_args(Step):
+            efla.chunk_efla(**x, step=step)
+
+    @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
+    def test_a_word_that_is_not_a_choice(self):
+        got = self.mypy("""
+            import efla, torch
+            x = torch.ones(1, 3, 2, 4)
+            efla.chunk_efla(x, x, x, x[..., 0], step="rk4")
+            efla.chunk_efla(x, x, x, x[..., 0], step="rk65")
+            efla.layers.DeltaNet(mode="chunked")
+        """)
+        self.assertIn("program.py:5: error:", got.stdout)
+        self.assertIn("program.py:6: error:", got.stdout)
+        self.assertNotIn("program.py:4: error:", got.stdout)
+
     @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
     def test_results_unpack(self):
-        program = """
+        got = self.mypy("""
             import efla, torch
             x = torch.ones(1, 3, 2, 4)
             b = torch.ones(1, 3, 2)
@@ -372,18 +400,21 @@ class Types(unittest.TestCase):
             o, state = efla.chunk_gated_delta_rule(x, x, x, b, b)
             o = efla.delta_rule_step(x[0], x[0], x[0], b[0], x, step="exact")
             between.sum()
-        """
+        """)
+        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+
+    def mypy(self, program):
+        """Checks the text of a program, which uses the package."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder, "program.py")
             file.write_text(textwrap.dedent(program))
             package = pathlib.Path(efla.__file__).parents[1]
-            got = subprocess.run(
+            return subprocess.run(
                 [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder, str(file)],
                 env={**os.environ, "MYPYPATH": "" if "site-packages" in package.parts else str(package)},
                 capture_output=True,
                 text=True,
             )
-        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
 
     @unittest.skipUnless(all(map(importlib.util.find_spec, ("mypy", "transformers", "fla"))), "mypy, transformers or fla is not installed")
     def test_package_is_strict(self):

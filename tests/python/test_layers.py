@@ -1,7 +1,10 @@
 """The layers: parameters as flash-linear-attention names them, and decoding, packing and padding alike to one forward."""
 
+import contextlib
+import copy
 import math
 import pathlib
+import pickle
 import re
 import unittest
 
@@ -67,6 +70,14 @@ PARAMETERS = [
         },
     ),
 ]
+
+
+ARGUMENTS = {
+    "DeltaNet": {"hidden_size": 24, "num_heads": 2, "use_gate": True},
+    "GatedDeltaNet": {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "num_v_heads": 4},
+    "KimiDeltaAttention": {"hidden_size": 24, "head_dim": 8, "num_heads": 2},
+    "EFLA": {"hidden_size": 24, "num_heads": 2, "rule": "efla-adaptive"},
+}
 
 
 def layers():
@@ -208,10 +219,9 @@ class Layers(unittest.TestCase):
             ):
                 with self.assertRaises(ValueError) as caught:
                     layer(self.x[:1], cu_seqlens=ends)
-                if message is None and layer.use_short_conv:
+                if message is None:
                     message = f"cu_seqlens: got {ends.tolist()}, expected ends of sequences that rise from 0 to T = 11"
-                name = type(layer).__name__
-                self.assertTrue(str(caught.exception).startswith(f"{name}: {message or 'cu_seqlens'}"), caught.exception)
+                self.assertEqual(str(caught.exception), f"{type(layer).__name__}: {message}")
 
     def test_an_empty_batch(self):
         x = self.x[:0]
@@ -233,6 +243,49 @@ class Layers(unittest.TestCase):
             message = "DeltaNet: layer_idx: got None, expected the index of the layer, which a cache needs"
             self.assertEqual(str(caught.exception), message)
         self.assertIsNone(layer(self.x)[2])
+
+    def test_further_keywords(self):
+        layer, cu_seqlens = DeltaNet(hidden_size=24, num_heads=2), torch.tensor([0, 11])
+        x = self.x[:1]
+        more = {"cu_seqlens_cpu": cu_seqlens, "position_ids": torch.arange(11).unsqueeze(0), "attnres_states": None}
+        self.assertTrue(torch.equal(layer(x, cu_seqlens=cu_seqlens, **more)[0], layer(x, cu_seqlens=cu_seqlens)[0]))
+        for more, got in (
+            ({"position_ids": torch.arange(11).unsqueeze(0)}, "position_ids: got a tensor of shape [1, 11]"),
+            ({"cu_seq_lens": cu_seqlens}, "cu_seq_lens: got a tensor of shape [2]"),
+            ({"window": 4}, "window: got 4"),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                layer(x, **more)
+            self.assertEqual(str(caught.exception), f"DeltaNet: {got}, expected no such keyword")
+
+    def test_the_function_of_the_gate(self):
+        gated = {name: GatedDeltaNet(24, head_dim=8, num_heads=2, output_gate_activation=name) for name in ("swish", "silu", "sigmoid")}
+        for layer in gated.values():
+            layer.load_state_dict(gated["swish"].state_dict())
+        self.assertTrue(torch.equal(gated["swish"](self.x)[0], gated["silu"](self.x)[0]))
+        self.assertFalse(torch.equal(gated["swish"](self.x)[0], gated["sigmoid"](self.x)[0]))
+
+    def test_parameters_start_again(self):
+        for layer in layers():
+            with torch.device("meta") if hasattr(torch, "get_default_device") else contextlib.nullcontext():
+                again = type(layer)(**ARGUMENTS[type(layer).__name__])
+            again = again.to_empty(device="cpu")
+            with torch.no_grad():
+                for parameter in again.parameters():
+                    parameter.fill_(float("nan"))
+            for module in again.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+            self.assertTrue(torch.isfinite(again(self.x)[0]).all(), type(layer).__name__)
+            for name in ("A_log", "dt_bias"):
+                if hasattr(again, name):
+                    self.assertTrue(getattr(again, name)._no_weight_decay)
+                    self.assertGreater(float(getattr(again, name).detach().std()), 0.1, name)
+
+    def test_marks_are_kept(self):
+        layer = GatedDeltaNet(24, head_dim=8, num_heads=2)
+        for again in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            self.assertTrue(again.A_log._no_weight_decay and again.dt_bias._no_weight_decay)
 
     def test_A_log_starts_at_zero_for_the_safe_gate_only(self):
         for safe_gate in (False, True):

@@ -113,7 +113,7 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   auto k = branch("k", config.qk_activation).reshape({batch, tokens, heads, key_dim});
   const auto v = branch("v", "silu").reshape({batch, tokens, value_heads, value_dim});
   if (config.qk_sum_norm) {
-    q = q / q.sum(-1, true), k = k / k.sum(-1, true);
+    q = q / q.abs().sum(-1, true).clamp_min(1e-6), k = k / k.abs().sum(-1, true).clamp_min(1e-6);
   } else if (mixer.l2norm) {
     q = unit(q), k = unit(k);
   }
@@ -204,12 +204,17 @@ TEST(Mixer, OptionsAreTheirEquations) {
   sums.qk_activation = "elu";
   sums.qk_sum_norm = true;
   sums.learned_beta = false;
+  MixerConfig signs = sums;  // with queries and keys of both signs, and with heads of zeros alone
+  signs.qk_activation = "identity";
+  MixerConfig zeros = sums;
+  zeros.qk_activation = "relu";
+  zeros.key_dim = 1;
   MixerConfig relu{.mixer = "efla", .hidden = 32, .heads = 2, .conv = 0};
   relu.qk_activation = "relu";
   const Mixer unbounded({.mixer = "efla-kda", .hidden = 32, .heads = 2},
                         Initialiser(3));  // its gate has a bound all the same
   EXPECT_EQ(parameters_of(unbounded).at("A_log").abs().max().item<double>(), 0.0);
-  for (const auto& config : {grouped, channel, sums, relu}) {
+  for (const auto& config : {grouped, channel, sums, signs, zeros, relu}) {
     SCOPED_TRACE(config.mixer);
     const Mixer mixer(config, Initialiser(3));
     auto expected_mixer = expected_mixers().at(config.mixer);

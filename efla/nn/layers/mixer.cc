@@ -266,7 +266,7 @@ Tensor Mixer::activated(const Tensor& qkv) const {
 
 Tensor Mixer::sum_normed(const Tensor& qkv) const {
   const auto qk = qkv.narrow(2, 0, 2 * keys()).unflatten(2, {2 * config_.heads, config_.key_dim});
-  return torch::cat({(qk / qk.sum(-1, true)).flatten(2), qkv.narrow(2, 2 * keys(), values())}, 2);
+  return torch::cat({(qk / qk.abs().sum(-1, true).clamp_min(1e-6)).flatten(2), qkv.narrow(2, 2 * keys(), values())}, 2);
 }
 
 std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, const Tensor& cu_seqlens) const {

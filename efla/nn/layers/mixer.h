@@ -40,7 +40,7 @@ struct MixerConfig {
   bool learned_beta = true;            // false: β has no projection, and 1 in its place
   double beta_scale = 1.0;             // factor of β
   std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
-  bool qk_sum_norm = false;            // divide q and k by their sums instead of the preset's norm
+  bool qk_sum_norm = false;            // divide q and k by their absolute sums instead of the preset's norm
   // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
   std::optional<double> lower_bound = {};
   double norm_eps = 1e-6;  // of the output norm
@@ -137,7 +137,7 @@ class Mixer : public torch::nn::Module {
   std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected,
                                                     const torch::Tensor& cu_seqlens) const;
   torch::Tensor activated(const torch::Tensor& qkv) const;   // applies the activations to the sums of the convolution
-  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // divides q and k by their sums
+  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // divides q and k by their absolute sums
   torch::Tensor beta(const Gates& gates, const torch::Tensor& qkv) const;  // [B, T, HV] in the type of qkv
   // Returns the decay [B, T, HV] or [B, T, HV, K]; undefined without a decay.
   torch::Tensor decay(const Gates& gates) const;

@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from efla._choices import Activation, GateActivation, Mode, Normalization, Step
 from efla.layers.cache import States, keep_states, states_of
-from efla.layers.parts import HeadNorm, ShortConvolution, repad, unpad
-from efla.ops._check import check_axes, check_cu_seqlens, check_shape, mistake
+from efla.layers.parts import HeadNorm, ShortConvolution, last_columns, repad, unpad
+from efla.ops._check import check_axes, check_ends, check_rest, check_shape, mistake
 from efla.ops._gate import channel_gate, scalar_gate, widen
 from efla.ops._run import delta_rule
 from efla.ops.decode import delta_rule_step
@@ -24,14 +25,15 @@ from efla.ops.decode import delta_rule_step
 class Rule:
     """A mixer's recurrence: the arguments of chunk_efla, and where β and the decay come from."""
 
-    step: str
+    step: Step
     erase_scale: float = 1.0
     write_scale: float = 1.0
-    qk_norm: Optional[str] = None  # l2, or sum, or None for q and k as they are
+    qk_norm: Optional[Normalization] = None  # l2, or sum (of absolute values), or None for q and k as they are
     beta: str = "sigmoid"  # of b_proj; or softplus; or one
     adaptive: bool = False  # β times softplus(alpha), alpha learned
     decay: Optional[str] = None  # scalar, one a head; channel, one a key channel
-    lower_bound: Optional[float] = None  # of the decay per channel's logarithm, by the safe gate
+    lower_bound: Optional[float] = None  # of the logarithm of the decay per channel
+    safe_gate: bool = False  # whether A_log starts at 0, as flash-linear-attention starts it for safe_gate
 
 
 # The rows of efla/nn/layers/mixer_preset.cc, which says where each comes from.
@@ -51,7 +53,7 @@ RULES = {
     "kda": Rule("euler", qk_norm="l2", decay="channel"),
     "kda-exact": Rule("exact", qk_norm="l2", decay="channel"),
     "kda-exact-nol2": Rule("exact", decay="channel"),
-    "efla-kda": Rule("exact", decay="channel", lower_bound=-5.0),
+    "efla-kda": Rule("exact", decay="channel", lower_bound=-5.0, safe_gate=True),
     "linear": Rule("euler", erase_scale=0.0, beta="one"),
 }
 
@@ -80,7 +82,8 @@ class Mixer(nn.Module):
     """y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β, g))).
 
     Parameters have the names and shapes of flash-linear-attention's layers; the layers of this package differ in their
-    constructors alone. `gate`: None, "silu" (one projection) or "sigmoid" (two, of low rank) of the output.
+    constructors alone. `gate` of the output: None, "silu" (one projection) or "sigmoid" (two, of low rank); `gate_activation`
+    replaces the function of the gate.
     """
 
     def __init__(
@@ -88,13 +91,14 @@ class Mixer(nn.Module):
         sizes: Sizes,
         rule: Rule,
         *,
-        mode: str = "chunk",
-        gate: str | None = None,
+        mode: Mode = "chunk",
+        gate: Literal["silu", "sigmoid"] | None = None,
+        gate_activation: GateActivation | None = None,
         allow_neg_eigval: bool = False,
         use_short_conv: bool = True,
         conv_size: int = 4,
         conv_bias: bool = False,
-        qk_activation: str = "silu",
+        qk_activation: Activation = "silu",
         norm_eps: float = 1e-5,
         output_norm: bool = True,
         layer_idx: int | None = None,
@@ -107,6 +111,7 @@ class Mixer(nn.Module):
             ("beta", rule.beta, ("sigmoid", "softplus", "one")),
             ("decay", rule.decay, ("scalar", "channel", None)),
             ("gate", gate, ("silu", "sigmoid", None)),
+            ("gate_activation", gate_activation, ("swish", "silu", "sigmoid", None)),
         ):
             if value not in allowed:
                 raise ValueError(f"{type(self).__name__}: {name}: got {value!r}, expected one of {allowed}")
@@ -123,7 +128,7 @@ class Mixer(nn.Module):
         if rule.beta != "one":
             self.b_proj = nn.Linear(sizes.hidden, sizes.value_heads, bias=False)
         if rule.adaptive:
-            self.alpha = nn.Parameter(torch.full([sizes.value_heads], math.log(math.expm1(1))))
+            self.alpha = nn.Parameter(torch.empty(sizes.value_heads))
         self._add_decay()
         self.use_short_conv = use_short_conv
         if use_short_conv:
@@ -137,29 +142,56 @@ class Mixer(nn.Module):
             self.g_proj = nn.Sequential(
                 nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, values)
             )
-        self.o_norm = HeadNorm(sizes.value_dim, norm_eps, gate, output_norm)
+        self.o_norm = HeadNorm(sizes.value_dim, norm_eps, gate_activation or gate, output_norm)
         self.o_proj = nn.Linear(values, sizes.hidden, bias=False)
+        self.reset_parameters()
 
     def _add_decay(self) -> None:
-        """The parameters of the decay, as Mamba 2 and flash-linear-attention start them."""
+        """Adds the projections and parameters of the decay."""
         if self.rule.decay is None:
             return
         sizes = self.sizes
         if self.rule.decay == "scalar":
             self.a_proj = nn.Linear(sizes.hidden, sizes.value_heads, bias=False)
-            biases, least = sizes.value_heads, 0
+            biases = sizes.value_heads
         else:
-            biases, least = sizes.value_heads * sizes.key_dim, 1
+            biases = sizes.value_heads * sizes.key_dim
             self.f_proj = nn.Sequential(
                 nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, biases, bias=False)
             )
         # float32 whatever torch.set_default_dtype says, because the decay is their exponential
-        rate = torch.empty(sizes.value_heads, dtype=torch.float32).uniform_(least, 16)
-        self.A_log = nn.Parameter(torch.log(rate) if self.rule.lower_bound is None else torch.zeros_like(rate))
-        time = torch.exp(torch.empty(biases, dtype=torch.float32).uniform_(math.log(0.001), math.log(0.1)))
-        self.dt_bias = nn.Parameter(time + torch.log(-torch.expm1(-time)))  # softplus of it is time
-        for parameter in (self.A_log, self.dt_bias):
-            setattr(parameter, "_no_weight_decay", True)
+        self.A_log = nn.Parameter(torch.empty(sizes.value_heads, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(biases, dtype=torch.float32))
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """Draws what the layer's own parameters start with, as Mamba 2 and flash-linear-attention start them. Returns it by name."""
+        values: dict[str, Tensor] = {}
+        if self.rule.adaptive:
+            values["alpha"] = torch.full_like(self.alpha, math.log(math.expm1(1)))
+        if self.rule.decay is not None:
+            least = 0 if self.rule.decay == "scalar" else 1
+            rate = torch.empty_like(self.A_log, dtype=torch.float32).uniform_(least, 16)
+            values["A_log"] = torch.zeros_like(rate) if self.rule.safe_gate else torch.log(rate)
+            time = torch.exp(torch.empty_like(self.dt_bias, dtype=torch.float32).uniform_(math.log(0.001), math.log(0.1)))
+            values["dt_bias"] = time + torch.log(-torch.expm1(-time))  # softplus of it is time
+        return values
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws the layer's own parameters again; those of its projections, convolutions and norm are reset by these modules."""
+        for name, value in self.initial_values().items():
+            getattr(self, name).copy_(value)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Marks what optimisers should not decay, by the attribute of flash-linear-attention, which copies of parameters lose."""
+        if self.rule.decay is not None:
+            for parameter in (self.A_log, self.dt_bias):
+                setattr(parameter, "_no_weight_decay", True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call, unused-ignore]
+        self._mark()
 
     def forward(
         self,
@@ -169,6 +201,7 @@ class Mixer(nn.Module):
         use_cache: bool = False,
         output_attentions: bool = False,
         cu_seqlens: Tensor | None = None,
+        **more: Any,
     ) -> tuple[Tensor, None, Any]:
         """hidden_states [B, T, D] → ([B, T, D], None, past_key_values).
 
@@ -181,13 +214,16 @@ class Mixer(nn.Module):
             use_cache: whether to write to past_key_values; without gradients a single token does so in place.
             output_attentions: taken for compatibility; there are none.
             cu_seqlens: [N + 1], sequences packed one after the other into B = 1.
+            more: of flash-linear-attention's keywords those without effect: cu_seqlens_cpu, and beside cu_seqlens position_ids.
+                Any other is refused unless it is None.
         """
+        check_rest(type(self).__name__, more, ("cu_seqlens_cpu",) if cu_seqlens is None else ("cu_seqlens_cpu", "position_ids"))
         batch, tokens = self._check_input(hidden_states)
         indices = None
         if cu_seqlens is not None:
-            self._check_ends(cu_seqlens, tokens)
+            check_ends(type(self).__name__, "cu_seqlens", cu_seqlens, tokens)
         elif attention_mask is not None:
-            columns = self._last_columns(attention_mask, batch, tokens)
+            columns = last_columns(type(self).__name__, attention_mask, batch, tokens)
             if batch > 0:
                 hidden_states, cu_seqlens, indices = unpad(hidden_states, columns)
         if self.layer_idx is None and (use_cache or past_key_values is not None):
@@ -213,26 +249,6 @@ class Mixer(nn.Module):
         if sizes["D"] != width:
             raise mistake(name, "hidden_states", f"shape {list(hidden_states.shape)}", f"[B, T, hidden_size] with hidden_size = {width}")
         return sizes["B"], sizes["T"]
-
-    def _last_columns(self, attention_mask: Tensor, batch: int, tokens: int) -> Tensor:
-        """Returns the mask [B, T] of the tokens. Raises ValueError for a mask of fewer tokens or of another batch."""
-        name = type(self).__name__
-        sizes = check_axes(name, "attention_mask", attention_mask, "B T")
-        if sizes["B"] != batch or sizes["T"] < tokens:
-            got, expected = f"shape {list(attention_mask.shape)}", f"[B, at least T] = [{batch}, at least {tokens}]"
-            raise mistake(name, "attention_mask", got, expected)
-        return attention_mask[:, sizes["T"] - tokens :]
-
-    def _check_ends(self, cu_seqlens: Tensor, tokens: int) -> None:
-        """Raises ValueError unless cu_seqlens is [N + 1], from 0 to T; the convolutions would take other ends without a word."""
-        name = type(self).__name__
-        check_cu_seqlens(name, cu_seqlens)
-        check_axes(name, "cu_seqlens", cu_seqlens, "N+1")
-        if not self.use_short_conv:  # the operator checks the numbers
-            return
-        ends = cu_seqlens.tolist()
-        if len(ends) < 2 or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
-            raise mistake(name, "cu_seqlens", ends, f"ends of sequences that rise from 0 to T = {tokens}")
 
     def _check_states(self, states: States, sequences: int) -> None:
         """Raises ValueError for states in the cache that are not of this number of sequences and of this layer's sizes."""
@@ -264,7 +280,7 @@ class Mixer(nn.Module):
             q, k = activation(q), activation(k)
         q, k = q.unflatten(2, (self.sizes.heads, -1)), k.unflatten(2, (self.sizes.heads, -1))
         if self.rule.qk_norm == "sum":
-            q, k = q / q.sum(-1, keepdim=True), k / k.sum(-1, keepdim=True)
+            q, k = F.normalize(q, p=1.0, dim=-1, eps=1e-6), F.normalize(k, p=1.0, dim=-1, eps=1e-6)
         return q, k, v.unflatten(2, (self.sizes.value_heads, -1)), next_state
 
     def _beta(self, x: Tensor) -> Tensor:

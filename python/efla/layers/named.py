@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
-
+from efla._choices import Activation, GateActivation, Mode, Normalization, RuleName
 from efla.layers.mixer import RULES, Mixer, Sizes
 from efla.ops._check import check_lower_bound
 
@@ -37,11 +36,11 @@ def _of_heads(
 
 
 class DeltaNet(Mixer):
-    """DeltaNet: S_t = S_{t−1} + β k (v − S_{t−1}ᵀ k)ᵀ. Arguments as fla.layers.DeltaNet; forward as Mixer."""
+    """DeltaNet: S_t = S_{t−1} + β k (v − S_{t−1}ᵀ k)ᵀ. Forward as Mixer."""
 
     def __init__(
         self,
-        mode: str = "chunk",
+        mode: Mode = "chunk",
         d_model: int | None = None,
         hidden_size: int = 1024,
         expand_k: float = 1.0,
@@ -54,10 +53,26 @@ class DeltaNet(Mixer):
         conv_bias: bool = False,
         allow_neg_eigval: bool = False,
         layer_idx: int | None = None,
-        qk_activation: str = "silu",
-        qk_norm: str = "l2",
+        qk_activation: Activation = "silu",
+        qk_norm: Normalization = "l2",
         norm_eps: float = 1e-5,
     ) -> None:
+        """Makes the layer with fla.layers.DeltaNet's arguments.
+
+        Args:
+            mode: "chunk" for training and prefill; "fused_recurrent", token by token.
+            d_model: another name of hidden_size, which it replaces.
+            hidden_size: D, the width of the input and output.
+            expand_k, expand_v: the widths of keys and values divided by hidden_size; all heads together.
+            num_heads: H, heads of keys and of values.
+            use_beta: whether the step size β is learned; otherwise it is 1.
+            use_gate: whether the output has a gate.
+            use_short_conv, conv_size, conv_bias: a causal convolution of the projections over conv_size tokens, and its bias.
+            layer_idx: the index of the layer in the model, which a cache needs.
+            allow_neg_eigval: whether β is doubled.
+            qk_activation, qk_norm: the function of queries and keys, and their normalisation.
+            norm_eps: added to the mean square in the norm of the output.
+        """
         super().__init__(
             _of_width("DeltaNet", hidden_size if d_model is None else d_model, num_heads, expand_k, expand_v),
             replace(RULES["deltanet"], qk_norm=qk_norm, beta="sigmoid" if use_beta else "one"),
@@ -81,7 +96,7 @@ class EFLA(Mixer):
 
     def __init__(
         self,
-        mode: str = "chunk",
+        mode: Mode = "chunk",
         hidden_size: int = 1024,
         expand_k: float = 1.0,
         expand_v: float = 1.0,
@@ -91,10 +106,15 @@ class EFLA(Mixer):
         conv_size: int = 4,
         conv_bias: bool = False,
         layer_idx: int | None = None,
-        qk_activation: str = "silu",
+        qk_activation: Activation = "silu",
         norm_eps: float = 1e-5,
-        rule: str = "efla",
+        rule: RuleName = "efla",
     ) -> None:
+        """Makes the layer. The arguments are DeltaNet's, and:
+
+        Args:
+            rule: the row of RULES that the layer computes.
+        """
         if rule not in RULES:
             raise ValueError(f"EFLA: rule: got {rule!r}, expected one of {', '.join(RULES)}")
         super().__init__(
@@ -112,7 +132,7 @@ class EFLA(Mixer):
 
 
 class GatedDeltaNet(Mixer):
-    """Gated DeltaNet: a decay per head before every step. Arguments as fla.layers.GatedDeltaNet; forward as Mixer."""
+    """Gated DeltaNet: a decay per head before every step. Forward as Mixer."""
 
     def __init__(
         self,
@@ -121,7 +141,7 @@ class GatedDeltaNet(Mixer):
         head_dim: int = 256,
         num_heads: int = 6,
         num_v_heads: int | None = None,
-        mode: str = "chunk",
+        mode: Mode = "chunk",
         use_gate: bool = True,
         use_short_conv: bool = True,
         allow_neg_eigval: bool = False,
@@ -129,12 +149,28 @@ class GatedDeltaNet(Mixer):
         conv_bias: bool = False,
         layer_idx: int | None = None,
         norm_eps: float = 1e-5,
+        output_gate_activation: GateActivation = "swish",
     ) -> None:
+        """Makes the layer with fla.layers.GatedDeltaNet's arguments.
+
+        Args:
+            hidden_size: D, the width of the input and output.
+            expand_v: the size of a value head divided by head_dim.
+            head_dim: the size of a key head.
+            num_heads, num_v_heads: H heads of keys, and HV heads of values, a multiple of H; None for H.
+            mode: "chunk" for training and prefill; "fused_recurrent", token by token.
+            use_gate, output_gate_activation: whether the output has a gate, and its function.
+            use_short_conv, conv_size, conv_bias: a causal convolution of the projections over conv_size tokens, and its bias.
+            layer_idx: the index of the layer in the model, which a cache needs.
+            allow_neg_eigval: whether the step size β is doubled.
+            norm_eps: added to the mean square in the norm of the output.
+        """
         super().__init__(
             _of_heads("GatedDeltaNet", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
             RULES["gdn"],
             mode=mode,
             gate="silu" if use_gate else None,
+            gate_activation=output_gate_activation,
             allow_neg_eigval=allow_neg_eigval,
             use_short_conv=use_short_conv,
             conv_size=conv_size,
@@ -145,7 +181,7 @@ class GatedDeltaNet(Mixer):
 
 
 class KimiDeltaAttention(Mixer):
-    """Kimi Delta Attention: a decay per key channel. Arguments as fla.layers.KimiDeltaAttention; forward as Mixer."""
+    """Kimi Delta Attention: a decay per key channel. Forward as Mixer."""
 
     def __init__(
         self,
@@ -154,7 +190,7 @@ class KimiDeltaAttention(Mixer):
         head_dim: int = 128,
         num_heads: int = 16,
         num_v_heads: int | None = None,
-        mode: str = "chunk",
+        mode: Mode = "chunk",
         use_short_conv: bool = True,
         allow_neg_eigval: bool = False,
         safe_gate: bool = False,
@@ -164,10 +200,25 @@ class KimiDeltaAttention(Mixer):
         layer_idx: int | None = None,
         norm_eps: float = 1e-5,
     ) -> None:
+        """Makes the layer with fla.layers.KimiDeltaAttention's arguments.
+
+        Args:
+            hidden_size: D, the width of the input and output.
+            expand_v: the size of a value head divided by head_dim.
+            head_dim: the size of a key head.
+            num_heads, num_v_heads: H heads of keys, and HV heads of values, a multiple of H; None for H.
+            mode: "chunk" for training and prefill; "fused_recurrent", token by token.
+            use_short_conv, conv_size, conv_bias: a causal convolution of the projections over conv_size tokens, and its bias.
+            layer_idx: the index of the layer in the model, which a cache needs.
+            allow_neg_eigval: whether the step size β is doubled.
+            lower_bound: of the logarithm of the decay; None for no bound.
+            safe_gate: whether lower_bound has to be in [−5, 0) and A_log starts at 0.
+            norm_eps: added to the mean square in the norm of the output.
+        """
         check_lower_bound("KimiDeltaAttention", lower_bound, safe_gate)
         super().__init__(
             _of_heads("KimiDeltaAttention", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
-            replace(RULES["kda"], lower_bound=lower_bound),
+            replace(RULES["kda"], lower_bound=lower_bound, safe_gate=safe_gate),
             mode=mode,
             gate="sigmoid",
             allow_neg_eigval=allow_neg_eigval,
@@ -177,6 +228,3 @@ class KimiDeltaAttention(Mixer):
             norm_eps=norm_eps,
             layer_idx=layer_idx,
         )
-        if lower_bound is not None and not safe_gate:  # flash-linear-attention starts A_log at 0 for the safe gate only
-            with torch.no_grad():
-                self.A_log.uniform_(1, 16).log_()

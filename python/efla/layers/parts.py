@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from efla.ops._check import check_axes, mistake
 from efla.ops._gate import widen
 
 
@@ -58,9 +59,15 @@ class HeadNorm(nn.Module):
     def __init__(self, size: int, eps: float, activation: str | None = None, norm: bool = True) -> None:
         super().__init__()
         self.eps = eps
-        activations: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+        activations: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
         self.activation = activations[activation or "silu"]
-        self.weight = nn.Parameter(torch.ones(size)) if norm else None
+        self.weight = nn.Parameter(torch.empty(size)) if norm else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the weight to ones."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """x and gate [..., D] → [..., D] in the dtype of x."""
@@ -69,6 +76,15 @@ class HeadNorm(nn.Module):
         if self.weight is not None:
             y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
         return (y if gate is None else y * self.activation(widen(gate))).to(x.dtype)
+
+
+def last_columns(function: str, attention_mask: Tensor, batch: int, tokens: int) -> Tensor:
+    """Returns the mask [B, T] of the tokens. Raises ValueError for a mask of fewer tokens or of another batch."""
+    sizes = check_axes(function, "attention_mask", attention_mask, "B T")
+    if sizes["B"] != batch or sizes["T"] < tokens:
+        got, expected = f"shape {list(attention_mask.shape)}", f"[B, at least T] = [{batch}, at least {tokens}]"
+        raise mistake(function, "attention_mask", got, expected)
+    return attention_mask[:, sizes["T"] - tokens :]
 
 
 def unpad(x: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:

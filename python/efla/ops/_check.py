@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 
+def described(value: object) -> object:
+    """What a message shows of a value: of a tensor its shape instead of its numbers."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else value
+
+
 def mistake(function: str, argument: str, got: object, expected: str) -> ValueError:
     """The error for a bad argument."""
     return ValueError(f"{function}: {argument}: got {got}, expected {expected}")
@@ -25,6 +30,13 @@ class Transformed(NotImplementedError):
 # What PyTorch says of an argument that does not fit an operator's schema, and where the operators have other names.
 _BAD_TYPE = re.compile(r"Expected a value of type '(.+)' for argument '(\w+)' but instead found .*\n.*\nValue: (.*)")
 _ARGUMENTS = {"qk_l2norm": "use_qk_l2norm_in_kernel"}
+# What C++ calls dtypes.
+_SCALAR_TYPES = {
+    **{"Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16, "Bool": torch.bool},
+    **{"Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64},
+    **{"ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128},
+}
+_SCALAR_TYPE = re.compile(rf"(?<= )({'|'.join(sorted(_SCALAR_TYPES, key=len, reverse=True))})\b")
 # What PyTorch says of a forward derivative: of the operator, and of _func.DeltaRule.
 _FORWARD_DERIVATIVE = ("jvp is not implemented for the c++ API", "must implement the jvp function")
 
@@ -56,6 +68,8 @@ def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any
         q, g = arguments[0], arguments[4]
         if text.startswith("g: got shape") and isinstance(q, Tensor) and isinstance(g, Tensor) and g.dim() == q.dim() - 1:
             text = text.replace(", 1]", "]")  # the axis of channels that the operator gives a decay per head
+        if ": got dtype " in text:
+            text = _SCALAR_TYPE.sub(lambda match: str(_SCALAR_TYPES[match.group()]), text)
         raise ValueError(f"{function}: {text}") from None
 
 
@@ -76,7 +90,7 @@ def is_compiling() -> bool:
 def check_absent(function: str, argument: str, value: object) -> None:
     """Raises ValueError for an argument of flash-linear-attention that is not implemented."""
     if value is not None:
-        raise mistake(function, argument, value, "None: this is not implemented")
+        raise mistake(function, argument, described(value), "None: this is not implemented")
 
 
 def check_tensors(function: str, **tensors: object) -> None:
@@ -140,11 +154,27 @@ def check_shape(function: str, argument: str, tensor: object, axes: str, sizes: 
         raise mistake(function, argument, f"shape {got}", f"[{axes.replace(' ', ', ')}] = {expected}")
 
 
-def check_cu_seqlens(function: str, cu_seqlens: object) -> None:
+def check_cu_seqlens(function: str, cu_seqlens: object, argument: str = "cu_seqlens") -> None:
     """Raises ValueError unless cu_seqlens is a tensor of whole numbers; the operator checks the numbers."""
-    check_tensors(function, cu_seqlens=cu_seqlens)
+    check_tensors(function, **{argument: cu_seqlens})
     if isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype not in (torch.int64, torch.int32):
-        raise mistake(function, "cu_seqlens", cu_seqlens.dtype, "torch.int64 or torch.int32")
+        raise mistake(function, argument, cu_seqlens.dtype, "torch.int64 or torch.int32")
+
+
+def check_ends(function: str, argument: str, cu_seqlens: Tensor, tokens: int) -> None:
+    """Raises ValueError unless cu_seqlens is [N + 1] and rises from 0 to `tokens`, for what computes before the operator does."""
+    check_cu_seqlens(function, cu_seqlens, argument)
+    check_axes(function, argument, cu_seqlens, "N+1")
+    ends = cu_seqlens.tolist()
+    if len(ends) < 2 or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
+        raise mistake(function, argument, ends, f"ends of sequences that rise from 0 to T = {tokens}")
+
+
+def check_rest(function: str, rest: Mapping[str, object], without_effect: Iterable[str]) -> None:
+    """Raises ValueError for a keyword that is neither None nor among those without effect: nothing that is asked for is left out."""
+    for argument, value in rest.items():
+        if value is not None and argument not in without_effect:
+            raise mistake(function, argument, described(value), "no such keyword")
 
 
 def check_lower_bound(function: str, lower_bound: object, safe_gate: bool) -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from efla._choices import Step
 from efla.ops import _check, _func
 from efla.ops._gate import beta_of
 
@@ -79,7 +80,7 @@ def delta_rule(
     cu_seqlens: Tensor | None,
     use_beta_sigmoid_in_kernel: bool = False,
     allow_neg_eigval: bool = False,
-    step: str = "euler",
+    step: Step = "euler",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
     state_v_first: bool = False,

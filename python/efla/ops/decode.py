@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from efla._choices import Step
 from efla.ops import _check
 
 
@@ -18,7 +19,7 @@ def delta_rule_step(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     *,
-    step: str,
+    step: Step,
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
 ) -> Tensor:
@@ -73,7 +74,7 @@ def delta_rule_steps(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     *,
-    step: str,
+    step: Step,
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
     kept: Tensor | None = None,

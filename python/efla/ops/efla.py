@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from efla._choices import Step
 from efla.ops._run import delta_rule
 
 
@@ -25,7 +26,7 @@ def chunk_efla(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     *,
-    step: str = "exact",
+    step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
     return_intermediate_states: Literal[False] = False,
@@ -49,7 +50,7 @@ def chunk_efla(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     *,
-    step: str = "exact",
+    step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
     return_intermediate_states: Literal[True],
@@ -72,7 +73,7 @@ def chunk_efla(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     *,
-    step: str = "exact",
+    step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
     return_intermediate_states: bool = False,
@@ -148,7 +149,7 @@ def fused_recurrent_efla(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     *,
-    step: str = "exact",
+    step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor | None]:

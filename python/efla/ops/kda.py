@@ -58,6 +58,8 @@ def chunk_kda(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     cp_context: None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     *,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
@@ -88,6 +90,8 @@ def chunk_kda(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     cp_context: None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
@@ -115,6 +119,8 @@ def chunk_kda(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     cp_context: None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     *,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
@@ -132,8 +138,9 @@ def chunk_kda(
         state_v_first: the states are [N, HV, V, K].
         return_intermediate_states: return the states before every chunk_size (32 or 64) tokens of a sequence too, for
             caches of prefixes; without gradients.
-        disable_recompute, cu_seqlens_cpu: taken for compatibility, without effect.
-        cp_context: None; not implemented.
+        disable_recompute, cu_seqlens_cpu, max_num_seqs: taken for compatibility, without effect.
+        cp_context, use_graph: None and False; context parallelism and the capture of packed sequences in a CUDA graph are not
+            implemented.
 
     Returns:
         o [B, T, HV, V] in the dtype of q, and the final state in float32 or None; with return_intermediate_states also
@@ -143,6 +150,7 @@ def chunk_kda(
     """
     function = "chunk_kda"
     _check.check_absent(function, "cp_context", cp_context)
+    _check.check_absent(function, "use_graph", use_graph or None)
     o, final_state, between = delta_rule(
         function,
         q,
