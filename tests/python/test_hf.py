@@ -2,10 +2,13 @@
 
 import copy
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
+import textwrap
 import unittest
 import warnings
 
@@ -37,6 +40,8 @@ class Models(unittest.TestCase):
         warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
         import transformers
 
+        if importlib.util.find_spec("fla"):
+            import fla.models  # noqa: F401: whichever registers its models last has them
         import efla.hf
 
         transformers.logging.set_verbosity_error()
@@ -71,6 +76,19 @@ class Models(unittest.TestCase):
                 expected = load_file(files[1])["logits"]
             with torch.no_grad():
                 assert_close(self, model(ids).logits, expected, factor=4, what=name)
+
+    def test_the_program_names_the_same_classes(self):
+        if PROGRAM is None:
+            self.skipTest("EFLA_PROGRAM does not name the program efla")
+        for name, model in self.models():
+            with tempfile.TemporaryDirectory() as folder:
+                first, second = pathlib.Path(folder, "first"), pathlib.Path(folder, "second")
+                model.save_pretrained(first)
+                got = subprocess.run([PROGRAM, "export", str(first), "--out", str(second)], capture_output=True, text=True)
+                self.assertEqual(got.returncode, 0, f"{name}: {got.stderr}")
+                self.assertEqual((first / "efla_model.py").read_text(), (second / "efla_model.py").read_text())
+                maps = [json.loads((each / "config.json").read_text())["auto_map"] for each in (first, second)]
+                self.assertEqual(*maps, name)
 
     def test_decoding_padding_and_beams(self):
         for device in DEVICES:
@@ -159,6 +177,87 @@ class Models(unittest.TestCase):
                 logits, hidden_states = model(ids, use_cache=False)
                 self.assertTrue(torch.equal(logits, out.logits), name)
                 self.assertEqual(len(hidden_states), len(out.hidden_states), name)
+
+    def test_a_static_cache(self):
+        ids = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(1))
+        mask = torch.ones_like(ids)
+        mask[1, :3] = 0
+        options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": mask}
+        for name, model in self.models():
+            static = model.generate(ids, cache_implementation="static", **options)
+            self.assertEqual(static.tolist(), model.generate(ids, **options).tolist(), name)
+
+    def test_weights_that_a_checkpoint_lacks_start_as_in_a_new_model(self):
+        junk = [torch.full((100_000,), 1e30) for _ in range(20)]  # what memory may hold that nobody initialises
+        del junk
+        for name, model in self.models():
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                grown = self.transformers.AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=4)
+                torch.manual_seed(0)
+                new = self.transformers.AutoModelForCausalLM.from_config(grown.config)
+            held = model.state_dict()
+            for n, parameter in grown.named_parameters():
+                if n in held:
+                    self.assertTrue(torch.equal(parameter, held[n]), f"{name} {n}")
+                    continue
+                expected = new.get_parameter(n)
+                self.assertTrue(torch.isfinite(parameter).all(), f"{name} {n}")
+                self.assertEqual(float(parameter.detach().abs().max()) > 0, float(expected.detach().abs().max()) > 0, f"{name} {n}")
+                if expected.detach().unique().numel() == 1:  # ones, zeros and alpha
+                    self.assertTrue(torch.equal(parameter, expected), f"{name} {n}")
+                else:
+                    self.assertLess(float(parameter.detach().abs().max()), 3 * float(expected.detach().abs().max()), f"{name} {n}")
+
+    def test_new_models_start_as_those_of_flash_linear_attention(self):
+        for name, fields in (
+            ("DeltaNet", {"use_gate": True}),
+            ("GatedDeltaNet", {"head_dim": 32}),
+            ("KDA", {"head_dim": 32}),
+            ("KDA", {"head_dim": 32, "lower_bound": -5.0}),
+            ("KDA", {"head_dim": 32, "lower_bound": -5.0, "safe_gate": True}),
+        ):
+            sizes = {"vocab_size": 300, "hidden_size": 128, "num_hidden_layers": 1, "num_heads": 4, **fields}
+            torch.manual_seed(0)
+            model = getattr(self.hf, f"{name}ForCausalLM")(getattr(self.hf, f"{name}Config")(**sizes))
+            for n, p in model.named_parameters():
+                if p.dim() > 1:  # normal with initializer_range
+                    self.assertLess(abs(float(p.detach().std()) - 0.02), 0.004, f"{name} {n}")
+            if importlib.util.find_spec("fla") is None:
+                continue
+            import fla.models
+
+            theirs = getattr(fla.models, f"{name}ForCausalLM")(getattr(fla.models, f"{name}Config")(**sizes))
+            self.assertEqual(set(theirs.state_dict()), set(model.state_dict()))
+            for n, p in model.named_parameters():
+                a, b = p.detach().flatten(), theirs.get_parameter(n).detach().flatten()
+                spread = float(b.std())
+                # Of n numbers with this deviation the mean deviates by spread / sqrt(n).
+                self.assertLess(abs(float(a.mean() - b.mean())), 6 * spread / len(a) ** 0.5 + 1e-6, f"{name} {n}")
+                self.assertLess(abs(float(a.std()) - spread), 6 * spread / len(a) ** 0.5 + 1e-6, f"{name} {n}")
+
+    def test_the_attention_that_transformers_chooses(self):
+        for name, model in self.models():
+            again = self.transformers.AutoModelForCausalLM.from_config(model.config, attn_implementation="sdpa")
+            self.assertEqual(type(again), type(model), name)
+
+    def test_a_program_that_does_not_import_the_package(self):
+        program = """
+            import sys
+            from transformers import AutoModelForCausalLM
+            model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+            model.save_pretrained(sys.argv[2])
+            print(type(model).__name__)
+        """
+        for name, model in self.models():
+            with tempfile.TemporaryDirectory() as folder:
+                first, second = pathlib.Path(folder, "first"), pathlib.Path(folder, "second")
+                model.save_pretrained(first)
+                command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program), str(first), str(second)]
+                got = subprocess.run(command, env={**os.environ, "HF_HOME": folder}, capture_output=True, text=True)
+                self.assertEqual((got.returncode, got.stdout.strip()), (0, type(model).__name__), got.stderr)
+                self.assertEqual(sorted(os.listdir(first)), sorted(os.listdir(second)), name)
+                self.assertEqual((first / "config.json").read_text(), (second / "config.json").read_text(), name)
 
     def test_the_latest_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -38,6 +38,20 @@ lr = 1e-2
 min_lr = 1e-3
 checkpoint_every = 20
 """
+TASK = """
+task: local
+dataset_path: json
+dataset_kwargs:
+  data_files: {}
+test_split: train
+output_type: loglikelihood
+doc_to_text: "{{{{text}}}}"
+doc_to_target: "{{{{target}}}}"
+metric_list:
+  - metric: perplexity
+    aggregation: perplexity
+    higher_is_better: false
+"""
 
 
 def installed(*packages):
@@ -96,6 +110,22 @@ class Harness(unittest.TestCase):
         checkpoint = efla.hf.checkpoint(self.folder / "run")
         arguments = f"pretrained={checkpoint},dtype=float32,max_length={self.local.MAX_LENGTH}"
         self.assert_scores(model="hf", model_args=arguments, device="cpu")
+
+    @unittest.skipUnless(installed("accelerate"), "lm_eval[hf] is not installed")
+    def test_the_command_line_scores_a_checkpoint(self):
+        import efla.hf
+
+        docs = [{"text": "The state", "target": " forgets"}, {"text": "What a key", "target": " erases"}]
+        (self.folder / "docs.json").write_text(json.dumps(docs))
+        (self.folder / "local.yaml").write_text(TASK.format(self.folder / "docs.json"))
+        model = f"pretrained={efla.hf.checkpoint(self.folder / 'run')},trust_remote_code=True,dtype=float32"
+        command = [sys.executable, "-W", "ignore", "-m", "lm_eval", "run", "--model", "hf", "--model_args", model, "--tasks", "local"]
+        command += ["--include_path", str(self.folder), "--device", "cpu", "--output_path", str(self.folder / "scores")]
+        environment = {**os.environ, "HF_HOME": str(self.folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        got = subprocess.run(command, env=environment, capture_output=True, text=True)
+        self.assertEqual(got.returncode, 0, got.stderr)
+        (results,) = (self.folder / "scores").rglob("results_*.json")
+        self.assertGreater(json.loads(results.read_text())["results"]["local"]["perplexity,none"], 1)
 
     @unittest.skipUnless(installed("aiohttp", "tenacity"), "lm_eval[api] is not installed")
     def test_the_server_has_the_scores_of_the_program(self):

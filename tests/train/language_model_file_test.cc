@@ -102,6 +102,17 @@ TEST_P(Goldens, WrittenModelsHaveTheSameBits) {
   EXPECT_EQ(load_language_model_config(written.path()), model->config());
 }
 
+TEST_P(Goldens, WrittenModelsNameTheirClassesInTransformers) {
+  const test::TempFolder written;
+  save_language_model(*load_language_model(folder()), written.path());
+  const auto config = io::read_json(written / "config.json");
+  const std::string type = config["model_type"];
+  const std::string name = type == "kda" ? "KDA" : type == "delta_net" ? "DeltaNet" : "GatedDeltaNet";
+  EXPECT_EQ(config["auto_map"]["AutoConfig"], "efla_model." + name + "Config");
+  EXPECT_EQ(config["auto_map"]["AutoModelForCausalLM"], "efla_model." + name + "ForCausalLM");
+  EXPECT_NE(test::read_text(written / "efla_model.py").find("from efla.hf import"), std::string::npos);
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::Values("delta_net-a", "gdn-a", "kda-a"),
                          [](const auto& info) { return std::string(info.param, std::string(info.param).find('-')); });
 

@@ -24,8 +24,27 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kGenerationFile = "generation_config.json";
+
+// What transformers runs for this model where trust_remote_code is set, in a program that does not import efla.hf. The
+// package's save_pretrained writes the same file (python/efla/hf/configuration.py).
+constexpr const char* kCodeFile = "efla_model.py";
+constexpr const char* kCode =
+    "# Loads this model where trust_remote_code is set. Needs the Python package efla.\n"
+    "from efla.hf import *  # noqa: F403\n";
 constexpr const char* kEmbeddings = "model.embeddings.weight";
 constexpr const char* kHead = "lm_head.weight";
+
+// Returns the field auto_map of config.json: which classes of kCodeFile the model has in transformers.
+nlohmann::json auto_map(const std::string& model_type) {
+  const std::string name = model_type == "delta_net"        ? "DeltaNet"
+                           : model_type == "gated_deltanet" ? "GatedDeltaNet"
+                           : model_type == "kda"            ? "KDA"
+                                                            : "Efla";
+  const std::string prefix = "efla_model." + name;
+  return {{"AutoConfig", prefix + "Config"},
+          {"AutoModel", prefix + "Model"},
+          {"AutoModelForCausalLM", prefix + "ForCausalLM"}};
+}
 
 // Checks that the model and the folder have the same tensors. A folder of tied embeddings may have the head too.
 void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model) {
@@ -106,7 +125,10 @@ void save_language_model(const LanguageModel& model, const fs::path& folder) {
     entries.push_back(named_tensor(parameter.key(), values.back()));
   }
   io::write_safetensors(folder / io::kWeightsFile, entries, {{"format", "pt"}});
-  io::write_file_atomically(folder / kConfigFile, to_json(model.config()).dump(1) + "\n");
+  auto config = to_json(model.config());
+  config["auto_map"] = auto_map(config.at("model_type"));
+  io::write_file_atomically(folder / kCodeFile, kCode);
+  io::write_file_atomically(folder / kConfigFile, config.dump(1) + "\n");
 }
 
 }  // namespace efla::nn

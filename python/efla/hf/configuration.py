@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from efla._choices import Activation, Normalization
 from efla.layers import RULES
 
 # Settings of flash-linear-attention that change what a model computes, and their only supported values.
 _ALLOWED = {
     "hidden_act": ("swish", "silu"),
-    "output_gate_activation": ("swish", "silu"),
+    "output_gate_activation": ("swish", "silu", "sigmoid"),
     "attnres_block_size": (None,),
     "use_l2warp": (False,),
     "conv_bias": (False,),
@@ -22,6 +25,11 @@ _ALLOWED = {
     "elementwise_affine": (True, None),
 }
 _ALLOWED_ATTENTION = {"qkv_bias": (False, None), "qk_norm": (False, None), "window_size": (None,)}
+# What transformers runs for a model where trust_remote_code is set; the program writes the same (language_model_file.cc).
+_CODE = """\
+# Loads this model where trust_remote_code is set. Needs the Python package efla.
+from efla.hf import *  # noqa: F403
+"""
 _ATTENTION = ("layers", "num_heads", "num_kv_heads", "rope_theta")
 
 
@@ -56,8 +64,8 @@ class EflaConfig(PreTrainedConfig):
         use_beta: bool = True,
         use_output_norm: bool = True,
         allow_neg_eigval: bool = False,
-        qk_norm: str | None = None,
-        qk_activation: str = "silu",
+        qk_norm: Normalization | None = None,
+        qk_activation: Activation = "silu",
         safe_gate: bool = False,
         lower_bound: float | None = None,
         attn: Any = None,
@@ -84,7 +92,7 @@ class EflaConfig(PreTrainedConfig):
         self.use_gate = default.get("use_gate") if use_gate is None else use_gate
         self.use_beta, self.use_output_norm = use_beta, use_output_norm
         self.allow_neg_eigval = allow_neg_eigval
-        self.qk_norm, self.qk_activation = qk_norm, qk_activation
+        self.qk_norm, self.qk_activation = qk_norm or default.get("qk_norm"), qk_activation
         self.safe_gate, self.lower_bound = safe_gate, lower_bound
         self.attn = attn
         self.hidden_ratio = 4.0 if hidden_ratio is None else hidden_ratio
@@ -97,6 +105,8 @@ class EflaConfig(PreTrainedConfig):
         for field, allowed in _ALLOWED.items():
             if field in more and more[field] not in allowed:
                 raise _refuse(field, more[field], " or ".join(map(repr, allowed)))
+        if more.get("output_gate_activation") == "sigmoid" and RULES[self.mixer_name or self.mixer].decay != "scalar":
+            raise _refuse("output_gate_activation", "sigmoid", "a mixer with a decay per head")
         self._check()
         super().__init__(  # type: ignore[call-arg, unused-ignore]
             bos_token_id=bos_token_id,
@@ -129,7 +139,21 @@ class EflaConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields for config.json."""
-        return {field: value for field, value in super().to_dict().items() if field not in self.foreign}
+        fields = {field: value for field, value in super().to_dict().items() if field not in self.foreign}
+        prefix = "efla_model." + type(self).__name__[: -len("Config")]
+        classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "ForCausalLM"}
+        return {**fields, "auto_map": {auto: prefix + suffix for auto, suffix in classes.items()}}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **more: Any) -> None:
+        """Writes config.json, and efla_model.py, which loads the model where trust_remote_code is set."""
+        folder = pathlib.Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "efla_model.py").write_text(_CODE)
+        super().save_pretrained(save_directory, push_to_hub, **more)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Does nothing: the folder keeps efla_model.py instead of a copy of this package."""
 
     def attention(self) -> dict[str, Any]:
         """Returns the softmax attention of a hybrid: its layers, num_heads, num_kv_heads and rope_theta."""
@@ -168,7 +192,7 @@ class DeltaNetConfig(EflaConfig):
 
     model_type = "delta_net"
     mixer_name = "deltanet"
-    defaults = {"use_gate": False}
+    defaults = {"use_gate": False, "qk_norm": "l2"}
     foreign = ("head_dim", "num_v_heads", "safe_gate", "lower_bound", "mixer")
 
     def __init__(self, **fields: Any) -> None:
