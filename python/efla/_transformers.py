@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,8 @@ import torch
 from torch import Tensor
 
 from efla import ops
+from efla.ops._check import is_compiling
 
-_MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "glm5_next")
 # What the models' modules call, and our function. A model looks its function up at every call.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": ops.chunk_gated_delta_rule,
@@ -24,7 +26,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class TransformersPatch:
-    """What patch_transformers replaced: `functions` per model type, and `missing`, the model types that are not there."""
+    """What patch_transformers replaced: `functions` per model type, and `missing`, the model types with a function that it does not know."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -36,6 +38,9 @@ class TransformersPatch:
         for name, function in _FUNCTIONS.items():
             original = getattr(module, name, None)
             if original is None:
+                continue
+            if not _takes(function, original):
+                self.missing += [model] if model not in self.missing else []
                 continue
             self.functions.setdefault(model, []).append(name)
             if not hasattr(original, "efla_replaces"):  # else an earlier patch is in force
@@ -60,8 +65,10 @@ class TransformersPatch:
         lines = [f"efla computes the delta rules of transformers {self.version}:"]
         lines += [f"  {model}: {', '.join(names)}" for model, names in self.functions.items()]
         if self.missing:
-            lines.append(f"  not in this version: {', '.join(self.missing)}")
+            lines.append(f"  with other arguments, left alone: {', '.join(self.missing)}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def transformers_for(feature: str) -> Any:
@@ -78,8 +85,9 @@ def transformers_for(feature: str) -> Any:
 def patch_transformers() -> TransformersPatch:
     """Gives the models of transformers with a (gated or Kimi) delta rule the functions of this package, on CPUs and GPUs.
 
-    Models that exist already and models made later use them, also where flash-linear-attention is installed. What these functions do
-    not compute (a GPU that this build has no kernels for, torch.export) is computed as before.
+    Models that exist already and models made later use them, also where flash-linear-attention is installed. A call that these
+    functions refuse or do not compute (a GPU that this build has no kernels for, tensors of several dtypes, torch.export) is
+    computed as before.
 
     Returns:
         the patch, which prints what was replaced; undo(), or leaving a `with` block, puts it back. Raises ImportError where
@@ -87,43 +95,79 @@ def patch_transformers() -> TransformersPatch:
     """
     transformers = transformers_for("patch_transformers")
     patch = TransformersPatch(transformers.__version__)
-    for model in _MODELS:
-        try:
-            module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-        except ModuleNotFoundError:
-            patch.missing.append(model)
-            continue
-        patch._replace(model, module)
-        if model not in patch.functions:
-            patch.missing.append(model)
+    for model in _models(transformers):
+        patch._replace(model, importlib.import_module(f"transformers.models.{model}.modeling_{model}"))
     return patch
 
 
+def _models(transformers: Any) -> list[str]:
+    """Returns the model types whose code defines one of the functions, which a look at the files tells without importing all."""
+    definition = re.compile(rf"^def ({'|'.join(_FUNCTIONS)})\(", re.MULTILINE)
+    files = sorted(pathlib.Path(transformers.__file__).parent.glob("models/*/modeling_*.py"))
+    return [file.parent.name for file in files if file.stem == f"modeling_{file.parent.name}" and definition.search(file.read_text("utf-8"))]
+
+
+# The reference's names of our arguments; chunk_size changes nothing here.
+_NAMES = {"query": "q", "key": "k", "value": "v"}
+_WITHOUT_EFFECT = ("chunk_size",)
+# What keeps packed texts apart: the first two are our cu_seqlens, which no function of transformers' own takes.
+_PACKING = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
+
+
+def _reference(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns transformers' own function. Where flash-linear-attention is installed, the original is its function, which needs a GPU."""
+    reference: Callable[..., Any] = getattr(original, "__wrapped__", original)
+    return reference
+
+
+def _named_parameters(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of the parameters without **kwargs."""
+    return [name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind != parameter.VAR_KEYWORD]
+
+
+def _takes(function: Callable[..., Any], original: Callable[..., Any]) -> bool:
+    """Returns whether `function` knows every parameter of transformers' function, so that a model's call means the same to it."""
+    known = {*_named_parameters(function), *_WITHOUT_EFFECT}
+    return all(_NAMES.get(name, name) in known for name in _named_parameters(_reference(original)))
+
+
 def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `function` with the names of the reference's arguments, and `original` where `function` does not compute."""
-    takes, on_gpu = set(inspect.signature(function).parameters), bool(torch.ops.efla.has_gpu_kernels())
-    # Where flash-linear-attention is installed, the original is its function, which fails without a GPU.
-    reference = getattr(original, "__wrapped__", original)
+    """Returns `function` with the names of the reference's arguments, and what was there before where `function` does not compute."""
+    takes, on_gpu = set(_named_parameters(function)) - set(_WITHOUT_EFFECT), bool(torch.ops.efla.has_gpu_kernels())
+    reference = _reference(original)
+    names = _named_parameters(reference)
 
     @functools.wraps(reference)
-    def adapter(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **more: Any) -> Any:
-        if not _computes(query, on_gpu) or _is_exporting():
-            before = reference if query.device.type == "cpu" else original
-            return before(query, key, value, g=g, beta=beta, **more)
-        more = {name: argument for name, argument in more.items() if name in takes}
-        return function(q=query, k=key, v=value, g=g, beta=beta, **more)
+    def adapter(*arguments: Any, **named: Any) -> Any:
+        given = {**dict(zip(names, arguments)), **named}
+        query = given.get("query")
+        if len(arguments) <= len(names) and _computes(query, on_gpu) and not _is_exporting() and given.get("seq_idx") is None:
+            ours = {_NAMES.get(name, name): value for name, value in given.items()}
+            if ours.get("cu_seqlens") is None:
+                ours["cu_seqlens"] = ours.get("cu_seq_lens_q")
+            ours = {name: value for name, value in ours.items() if name in takes}
+            if is_compiling():
+                return function(**ours)
+            try:
+                return function(**ours)
+            except (ValueError, NotImplementedError):  # the call is computed, or refused, as without the patch
+                pass
+        packed = any(given.get(name) is not None for name in _PACKING)  # the reference would not look at these
+        on_cpu = isinstance(query, Tensor) and query.device.type == "cpu"
+        return (reference if on_cpu and not packed else original)(*arguments, **named)
 
     adapter.efla_replaces = original  # type: ignore[attr-defined]
     return adapter
 
 
-def _computes(query: Tensor, on_gpu: bool) -> bool:
-    """Whether the functions of this package take tensors of the dtype and on the device of `query`."""
+def _computes(query: object, on_gpu: bool) -> bool:
+    """Returns whether the functions of this package take tensors of the dtype and on the device of `query`."""
+    if not isinstance(query, Tensor):
+        return False
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     if query.device.type == "cuda":
         return on_gpu and query.shape[-1] <= 256 and query.dtype in dtypes
-    dtypes = (*dtypes, torch.float64)
-    return query.device.type in ("cpu", "meta") and query.dtype in dtypes
+    return query.device.type in ("cpu", "meta") and query.dtype in (*dtypes, torch.float64)
 
 
 def _is_exporting() -> bool:

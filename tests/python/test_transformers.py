@@ -32,18 +32,26 @@ SMALL = Sizes(
     experts=4,
     expert_width=16,
 )
-EVERY = (*MODELS, "qwen3_5_moe", "qwen4_exp", "bailing_hybrid", "glm5_next")
+EVERY = (*MODELS, "qwen3_5_moe", "qwen4_exp", "bailing_hybrid", "glm5_next", "lara_mini")
 NAMES = (
     "torch_chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule",
     "chunk_kimi_delta_attention",
     "recurrent_kimi_delta_attention",
 )
+OURS = dict(
+    zip(NAMES, (efla.chunk_gated_delta_rule, efla.fused_recurrent_gated_delta_rule, efla.chunk_kda, efla.fused_recurrent_kda))
+)
 
 
 def delta_rules(module):
     """Returns the module's delta rules by name."""
     return {name: getattr(module, name) for name in NAMES if hasattr(module, name)}
+
+
+def modeling_of(model):
+    """Returns the module of a model's code."""
+    return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
 
 
 def references(module):
@@ -109,9 +117,11 @@ class Transformers(unittest.TestCase):
 
     def test_functions_of_every_model(self):
         with efla.patch_transformers() as patch:
-            self.assertEqual(set(patch.functions) | set(patch.missing), set(EVERY))
+            there = {model for model in EVERY if importlib.util.find_spec(f"transformers.models.{model}")}
+            self.assertLessEqual({model for model in there if delta_rules(modeling_of(model))}, set(patch.functions))
+            self.assertEqual((repr(patch), patch.missing), (str(patch), []))
             for model, names in patch.functions.items():
-                modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+                modeling = modeling_of(model)
                 for name in names:
                     kimi, tokens = "kimi" in name, 1 if "recurrent" in name else 70
                     x = inputs(tokens=tokens, decay="channel" if kimi else "scalar")
@@ -145,6 +155,72 @@ class Transformers(unittest.TestCase):
                 logits = made(ids).logits
         with torch.no_grad(), mock.patch.multiple(modeling, **references(modeling)):
             self.assertTrue(torch.equal(logits, made(ids).logits))
+
+    def test_what_the_functions_refuse_is_computed_as_before(self):
+        with efla.patch_transformers() as patch:
+            for model, names in patch.functions.items():
+                for name in names:
+                    adapter = getattr(modeling_of(model), name)
+                    reference = inspect.unwrap(adapter)
+                    x = inputs(tokens=1 if "recurrent" in name else 10, decay="channel" if "kimi" in name else "scalar")
+                    x = {{"q": "query", "k": "key", "v": "value"}.get(letter, letter): tensor for letter, tensor in x.items()}
+                    x.update(initial_state=state(), output_final_state=True)
+                    for what, changed in (
+                        ("values in bfloat16", {"value": x["value"].bfloat16()}),
+                        ("keys in float16", {"key": x["key"].half()}),
+                        ("whole numbers in g", {"g": x["g"].long()}),
+                        ("whole numbers in beta", {"beta": x["beta"].round().long()}),
+                    ):
+                        expected = reference(**{**x, **changed})
+                        for a, b in zip(adapter(**{**x, **changed}), expected):
+                            self.assertTrue(torch.equal(a, b), f"{model} {name}: {what}")
+
+    def test_chunk_size_by_name_and_by_position(self):
+        modeling = modeling_of("qwen3_5")
+        x = inputs(tokens=10, decay="scalar")
+        arguments = [x["q"], x["k"], x["v"], x["g"], x["beta"]]
+        expected = inspect.unwrap(modeling.torch_chunk_gated_delta_rule)(*arguments)
+        with efla.patch_transformers(), mock.patch.object(torch.ops.efla, "delta_rule", side_effect=torch.ops.efla.delta_rule) as operator:
+            for more, named in (((), {"chunk_size": 4}), ((64,), {}), ((), {"chunk_size": 48})):
+                got = modeling.torch_chunk_gated_delta_rule(*arguments, *more, **named)
+                assert_close(self, got[0], expected[0])
+                self.assertIsNone(got[1])
+        self.assertEqual(operator.call_count, 3)
+
+    def test_packed_texts(self):
+        modeling = modeling_of("kimi_linear")
+        x, ends = inputs(batch=1, tokens=10, decay="channel"), torch.tensor([0, 4, 10], dtype=torch.int32)
+        named = {"query": x["q"], "key": x["k"], "value": x["v"], "g": x["g"], "beta": x["beta"]}
+        expected = efla.chunk_kda(**x, cu_seqlens=ends)[0]
+        with efla.patch_transformers():
+            for keyword in ("cu_seqlens", "cu_seq_lens_q"):
+                self.assertTrue(torch.equal(modeling.chunk_kimi_delta_attention(**named, **{keyword: ends})[0], expected))
+            # What the functions do not compute is never computed without its keyword.
+            for bad in ({"cu_seqlens": ends, "key": x["k"].half()}, {"seq_idx": torch.zeros(1, 10, dtype=torch.int32)}):
+                with self.assertRaises(Exception):
+                    modeling.chunk_kimi_delta_attention(**{**named, **bad})
+
+    def test_a_function_with_other_arguments_is_left_alone(self):
+        modeling = modeling_of("qwen3_5")
+
+        def other(query, key, value, g, beta, window):
+            raise AssertionError
+
+        with mock.patch.object(modeling, "torch_chunk_gated_delta_rule", other), efla.patch_transformers() as patch:
+            self.assertIs(modeling.torch_chunk_gated_delta_rule, other)
+            self.assertEqual(patch.functions["qwen3_5"], ["torch_recurrent_gated_delta_rule"])
+            self.assertEqual(patch.missing, ["qwen3_5"])
+            self.assertIn("left alone: qwen3_5", str(patch))
+
+    def test_defaults_are_those_of_transformers(self):
+        with efla.patch_transformers() as patch:
+            for model, names in patch.functions.items():
+                for name in names:
+                    theirs = inspect.signature(inspect.unwrap(getattr(modeling_of(model), name))).parameters
+                    ours = inspect.signature(OURS[name]).parameters
+                    for argument, parameter in theirs.items():
+                        if argument in ours and argument != "chunk_size" and parameter.default is not parameter.empty:
+                            self.assertEqual(ours[argument].default, parameter.default, f"{model} {name} {argument}")
 
     def test_patches_nest(self):
         modeling, _ = make("qwen3_5", SMALL)
