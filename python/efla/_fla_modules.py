@@ -34,13 +34,21 @@ def _gradients(function: Callable[..., Any], inputs: Sequence[Tensor | None], *d
 def _convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, activation: str | None, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """x [B, T, …] of D channels, weight [D, W] → y [B, T, D] and the next state [N, D, W], both in float32."""
+    """x [B, T, …] of D channels, weight [D, W] → y [B, T, D] and the next state [N, D, W], both in float32.
+
+    A text of cu_seqlens has the bits that it has alone.
+    """
     x, weight, taps = x.flatten(2).float(), weight.float(), weight.shape[1]
-    if activation is not None and bias is None and state is None and cu_seqlens is None and taps <= _MAX_TAPS:
+    if cu_seqlens is not None:
+        states = [None] * (len(cu_seqlens) - 1) if state is None else state.split(1)
+        texts = zip(x.split(cu_seqlens.diff().tolist(), 1), states)
+        parts = [_convolve(text, weight, bias, its_state, activation, None) for text, its_state in texts]
+        return torch.cat([y for y, _ in parts], 1), torch.cat([after for _, after in parts])
+    if activation is not None and bias is None and state is None and taps <= _MAX_TAPS and x.shape[1] > 0:
         y = torch.ops.efla.short_conv(x, weight)
         return y, F.pad(x[:, -taps:].transpose(1, 2), (taps, 0))[..., -taps:]
     bias = None if bias is None else bias.float()
-    return short_convolution(x, weight.unsqueeze(1), bias, activation and "silu", state, cu_seqlens)
+    return short_convolution(x, weight.unsqueeze(1), bias, activation and "silu", state, None)
 
 
 def causal_conv1d_fwd(

@@ -70,6 +70,7 @@ _OPERATIONS = {
 }
 # Arguments of fla's that change nothing here.
 _WITHOUT_EFFECT = {"cu_seqlens_cpu", "chunk_indices", "disable_recompute", "safe_gate", "max_num_seqs"}
+_NOT_IMPLEMENTED = ("cp_context", "gv", "use_graph")
 _WITHOUT_EFFECT_ON_CPU = {
     *("cu_seqlens_cpu", "chunk_indices", "chunk_size", "layout_fallback", "output_contiguous", "is_rms_norm"),
     *("lse", "total_classes", "class_start_idx"),  # of the forward, which the backward computes again
@@ -139,7 +140,7 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
             continue
         if value is None and name not in takes:
             continue
-        if name not in takes or name in ("cp_context", "gv"):
+        if name not in takes or name in _NOT_IMPLEMENTED:
             raise _Declined(f"{name} is not implemented")
         given[name] = value
     if function in _ON_CPU:
@@ -242,6 +243,18 @@ def _loss_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _warn_of_lost_caches() -> None:
+    """Warns where fla's models lose their cache between tokens: transformers 5.24 has given it a name that fla 0.6.0 does not know."""
+    outputs, models = (importlib.import_module(name) for name in ("transformers.modeling_outputs", "fla.models.modeling_utils"))
+    named = "cache" in outputs.CausalLMOutputWithPast.__dataclass_fields__
+    if named and "cache" not in inspect.signature(models.FLAForCausalLM.forward).parameters:
+        warnings.warn(
+            "efla.fla: this version of flash-linear-attention loses the cache of this version of transformers, so that its models generate "
+            "other tokens with a cache than without: use transformers 5.23, use_cache=False, or import efla.hf",
+            stacklevel=2,
+        )
+
+
 for _name in (*_DISPATCHED, *_ON_CPU):
     setattr(EflaBackend, _name, staticmethod(_caller(_name)))
     register(_OPERATIONS.get(_name, _originals[_name]))(EflaBackend)
@@ -252,3 +265,4 @@ for _name in _REPLACED:
         for _attribute, _value in list(vars(_module).items()):
             if _value is _originals[_name]:
                 setattr(_module, _attribute, _ours)
+_warn_of_lost_caches()

@@ -6,8 +6,11 @@ References are its naive functions, PyTorch's, and the layers and models of this
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
+import subprocess
+import sys
 import unittest
 import warnings
 from unittest import mock
@@ -27,6 +30,12 @@ class WithFla(unittest.TestCase):
             warnings.simplefilter("ignore")  # that there is no GPU
             importlib.import_module("efla.fla")
         torch.manual_seed(0)
+
+
+def loses_caches():
+    """Whether fla's models lose a cache, by the versions where this was seen: transformers 5.24 renamed it, fla 0.6.0 has the old name."""
+    versions = [tuple(map(int, importlib.metadata.version(name).split(".")[:2])) for name in ("transformers", "flash-linear-attention")]
+    return versions[0] >= (5, 24) and versions[1] <= (0, 6)
 
 
 class Backend(WithFla):
@@ -324,7 +333,33 @@ class OnCpu(WithFla):
             with torch.no_grad():
                 assert_close(self, model(ids).logits, reference(ids).logits, factor=4, what=name)
                 tokens = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-                self.assertTrue(torch.equal(model.generate(ids, **tokens), reference.generate(ids, **tokens)), name)
+                expected = reference.generate(ids, **tokens)
+                for use_cache in (False, True)[: 1 if loses_caches() else 2]:
+                    self.assertTrue(torch.equal(model.generate(ids, use_cache=use_cache, **tokens), expected), name)
+
+    def test_versions_that_lose_the_cache_are_warned_of(self):
+        program = "import warnings; warnings.simplefilter('always'); import efla.fla"
+        got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertEqual("loses the cache of this version of transformers" in got.stderr, loses_caches())
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
+    def test_packed_texts_have_the_bits_of_a_batch(self):
+        import fla.models
+
+        ids, ends = torch.randint(3, 90, (3, 40)), torch.arange(0, 121, 40, dtype=torch.int32)
+        for name, named in (
+            ("DeltaNet", {"num_heads": 2}),
+            ("GatedDeltaNet", {"num_heads": 2, "head_dim": 16}),
+            ("KDA", {"num_heads": 2, "head_dim": 16}),
+        ):
+            for dtype in (torch.float32, torch.bfloat16):
+                sizes = {"hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 90, "use_cache": False, **named}
+                model = getattr(fla.models, f"{name}Model")(getattr(fla.models, f"{name}Config")(**sizes)).to(dtype).eval()
+                with torch.no_grad():
+                    batch = model(ids).last_hidden_state
+                    packed = model(ids.view(1, -1), cu_seqlens=ends).last_hidden_state.view(batch.shape)
+                self.assertTrue(torch.equal(packed, batch), f"{name} {dtype}")
 
     def test_what_is_declined(self):
         from efla.fla import declines, disable, enable
