@@ -1,15 +1,16 @@
-# The PyTorch of Python_EXECUTABLE: the target efla_libtorch, TORCH_LIBRARIES, Torch_VERSION, and the version of CUDA that it was built with
-# or nothing in EFLA_TORCH_CUDA_VERSION.
+# The PyTorch of Python_EXECUTABLE: the target efla_libtorch, TORCH_LIBRARIES, Torch_VERSION, the version of CUDA that it was built with
+# or nothing in EFLA_TORCH_CUDA_VERSION, and whether it sees a GPU in EFLA_TORCH_SEES_GPU.
 #
 # PyTorch's own CMake files are not used: find_package(Torch) takes libraries of another LibTorch where the linker finds them first, and
 # requires the CUDA toolkit. Under pip's build isolation PYTHONPATH hides the installed packages; python -E ignores it.
 if(NOT Python_EXECUTABLE)  # scikit-build-core sets it
   find_program(Python_EXECUTABLE python3 REQUIRED)
 endif()
-block(SCOPE_FOR VARIABLES PROPAGATE EFLA_TORCH_CUDA_VERSION EFLA_TORCH_FILES TORCH_LIBRARIES Torch_VERSION)
+block(SCOPE_FOR VARIABLES PROPAGATE EFLA_TORCH_CUDA_VERSION EFLA_TORCH_FILES EFLA_TORCH_SEES_GPU TORCH_LIBRARIES Torch_VERSION)
 set(ask [[
 import os, torch
-print(os.path.dirname(torch.__file__), torch.__version__, torch.version.cuda or "", int(torch._C._GLIBCXX_USE_CXX11_ABI), sep=";")
+print(os.path.dirname(torch.__file__), torch.__version__, torch.version.cuda or "", int(torch._C._GLIBCXX_USE_CXX11_ABI),
+      int(torch.cuda.is_available()), sep=";")
 ]])
 foreach(option IN ITEMS -u -E)
   execute_process(COMMAND ${Python_EXECUTABLE} ${option} -c "${ask}" WORKING_DIRECTORY ${CMAKE_BINARY_DIR}
@@ -27,6 +28,7 @@ list(GET torch 0 folder)
 list(GET torch 1 Torch_VERSION)
 list(GET torch 2 EFLA_TORCH_CUDA_VERSION)
 list(GET torch 3 abi)
+list(GET torch 4 EFLA_TORCH_SEES_GPU)
 message(STATUS "PyTorch: ${Torch_VERSION} of ${folder}")
 
 set(EFLA_TORCH_FILES "")
