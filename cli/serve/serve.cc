@@ -89,6 +89,7 @@ void run(ServeArguments arguments) {
     auto made = std::make_unique<serve::DurableEngine>(std::move(running), sessions);
     durable = made.get();
     running = std::move(made);
+    for (const auto& file : made->set_aside()) print_or_drop(stderr, "efla: serve: " + file + "\n");
   }
   serve::Service service(*running, api, keys, http);
   fmt::print("Serving {} at {}\n", api.model, service.address());

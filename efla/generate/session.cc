@@ -34,6 +34,15 @@ std::string fingerprint(const nn::LanguageModel& model) {
   return hash.digest();
 }
 
+namespace {
+
+SessionModel session_model(const nn::LanguageModel& model) {
+  const auto size = model.config().vocab_size;
+  return {fingerprint(model), size, size};
+}
+
+}  // namespace
+
 std::uint64_t save_session(const std::filesystem::path& path, const Session& session, const nn::LanguageModel& model) {
   const SessionRecord record{{session.seed, session.draws, static_cast<std::uint64_t>(session.state.tokens)},
                              session.pending,
@@ -43,15 +52,16 @@ std::uint64_t save_session(const std::filesystem::path& path, const Session& ses
   const auto tensors = session.state.tensors();
   std::vector<io::NamedTensor> entries;
   for (const auto& [name, tensor] : tensors) entries.push_back(nn::named_tensor(name, tensor));
+  const auto of = session_model(model);
+  check_session(record, entries, path.string(), of);
   record.append_to(entries);
-  io::write_safetensors(path, entries, record.metadata(fingerprint(model)));
+  io::write_safetensors(path, entries, record.metadata(of.sha256));
   return std::filesystem::file_size(path);
 }
 
 Session load_session(const std::filesystem::path& path, const nn::LanguageModel& model) {
   const io::SafetensorsFile file(path);
-  auto record =
-      read_session_record(file.tensors(), file.metadata(), file.path(), fingerprint(model), model.config().vocab_size);
+  auto record = read_session_record(file.tensors(), file.metadata(), file.path(), session_model(model));
   Session session(model, record.counters[0]);
   session.draws = record.counters[1];
   session.state.read(file, static_cast<std::int64_t>(record.counters[2]));

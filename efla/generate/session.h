@@ -33,7 +33,8 @@ std::string fingerprint(const nn::LanguageModel& model);
 
 // Saves a session as one safetensors file (docs/generation.md). The file has about the size of the state plus
 // vocab_size / 8 bytes. It grows with the text only if the model has layers of softmax attention, which keep keys and
-// values. Returns the size of the file in bytes. Throws IoError; the file is then unchanged.
+// values. Returns the size of the file in bytes. Throws IoError, with kind content for a state that is not finite; the
+// file is then unchanged.
 std::uint64_t save_session(const std::filesystem::path& path, const Session& session, const nn::LanguageModel& model);
 
 // Loads a session. Throws Error if another model saved it, IoError(content) for a file that is not a session.

@@ -1,9 +1,12 @@
 #include "efla/generate/session_record.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/io/content_error.h"
 
 namespace efla::generate {
@@ -13,6 +16,7 @@ using io::NamedTensor;
 using io::TensorType;
 
 constexpr const char* kFormat = "efla session 1";
+constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 53;  // of a text
 
 template <class Values>
 NamedTensor entry(const char* name, TensorType type, const Values& values) {
@@ -38,10 +42,21 @@ std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::str
 }
 
 template <class T>
-void check_ids(const std::string& path, const std::vector<T>& ids, std::int64_t vocab_size) {
+void check_ids(const std::string& path, const std::vector<T>& ids, std::int64_t size) {
   for (const auto id : ids) {
-    if (id < 0 || id >= vocab_size) io::fail_in(path, "not a session: token " + std::to_string(id));
+    if (id < 0 || id >= size) io::fail_in(path, "not a session: token " + std::to_string(id));
   }
+}
+
+bool is_finite(const NamedTensor& tensor) {
+  if (tensor.type != TensorType::F32) return true;
+  bool finite = true;
+  for (std::size_t at = 0; at < tensor.bytes.size(); at += sizeof(float)) {
+    float value = 0.0F;
+    std::memcpy(&value, tensor.bytes.data() + at, sizeof(value));
+    finite &= std::isfinite(value);
+  }
+  return finite;
 }
 
 const std::string& field(const std::map<std::string, std::string>& metadata, const std::string& path,
@@ -70,32 +85,44 @@ std::map<std::string, std::string> SessionRecord::metadata(const std::string& mo
   return {{"format", kFormat}, {"model", model}, {"held", held}};
 }
 
+void check_session(const SessionRecord& record, std::span<const NamedTensor> state, const std::string& path,
+                   const SessionModel& model) {
+  const auto refuse = [&](const std::string& what) { io::fail_in(path, "not a session: " + what); };
+  for (const auto counter : {record.counters[1], record.counters[2]}) {
+    if (counter > kMostTokens) refuse("a count of " + std::to_string(counter) + " tokens");
+  }
+  if (std::cmp_not_equal(record.seen.size(), (model.vocab_size + 7) / 8)) {
+    refuse("seen has " + std::to_string(record.seen.size()) + " bytes");
+  }
+  if (const auto last = record.last_ids.size(); last > kLastIds) {
+    refuse(std::to_string(last) + " last ids, at most " + std::to_string(kLastIds));
+  }
+  if (utf8_prefix(record.held) != record.held.size()) refuse("a held text that is not UTF-8");
+  check_ids(path, record.pending, model.ids);
+  check_ids(path, record.last_ids, model.ids);
+  for (const auto& tensor : state) {
+    if (!is_finite(tensor)) refuse("the state " + tensor.name + " has numbers that are not finite");
+  }
+}
+
 SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
                                   const std::map<std::string, std::string>& metadata, const std::string& path,
-                                  const std::string& model, std::int64_t vocab_size) {
+                                  const SessionModel& model) {
   if (field(metadata, path, "format") != kFormat) {
     io::fail_in(path, std::string("not a session of the format ") + kFormat);
   }
-  if (const auto& of = field(metadata, path, "model"); of != model) {
+  if (const auto& of = field(metadata, path, "model"); of != model.sha256) {
     throw Error("generate", "session", path + " of the model " + of.substr(0, 12),
-                "a session of this model, " + model.substr(0, 12));
+                "a session of this model, " + model.sha256.substr(0, 12));
   }
   SessionRecord record;
   const auto counters = vector_of<std::uint64_t>(tensors, path, "counters", TensorType::U64, 3);
-  for (const auto counter : counters) {
-    if (counter > INT64_MAX) io::fail_in(path, "not a session: a counter of " + std::to_string(counter));
-  }
   std::copy(counters.begin(), counters.end(), record.counters.begin());
   record.pending = vector_of<std::int64_t>(tensors, path, "pending", TensorType::I64);
   record.last_ids = vector_of<std::int32_t>(tensors, path, "last_ids", TensorType::I32);
-  record.seen = vector_of<std::uint8_t>(tensors, path, "seen", TensorType::U8, (vocab_size + 7) / 8);
+  record.seen = vector_of<std::uint8_t>(tensors, path, "seen", TensorType::U8);
   record.held = field(metadata, path, "held");
-  if (record.last_ids.size() > kLastIds) {
-    io::fail_in(path, "not a session: " + std::to_string(record.last_ids.size()) + " last ids, at most " +
-                          std::to_string(kLastIds));
-  }
-  check_ids(path, record.pending, vocab_size);
-  check_ids(path, record.last_ids, vocab_size);
+  check_session(record, tensors, path, model);
   return record;
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,10 +34,24 @@ struct SessionRecord {
   std::map<std::string, std::string> metadata(const std::string& model) const;
 };
 
-// Returns the record of a file. Throws Error if another model saved it, IoError(content) for a file that is not a
-// session. path is for messages.
+// What sessions of a model have in common.
+struct SessionModel {
+  std::string sha256;           // fingerprint
+  std::int64_t vocab_size = 0;  // ids of the model
+  std::int64_t ids = 0;         // of these, the first ones, which texts may have
+};
+
+// Throws IoError(content) for a session that cannot be continued: counts of tokens beyond 2^53, ids that texts cannot
+// have, vectors of another size, numbers of the state that are not finite, a held text that is not UTF-8. Every seed is
+// valid. Whoever saves a session
+// calls it as whoever loads one does, so that each saved session can be loaded. state: may have other tensors too.
+void check_session(const SessionRecord& record, std::span<const io::NamedTensor> state, const std::string& path,
+                   const SessionModel& model);
+
+// Returns the record of a file with these tensors, for which check_session has passed. Throws Error if another model
+// saved it, IoError(content) for a file that is not a session. path is for messages.
 SessionRecord read_session_record(const std::vector<io::NamedTensor>& tensors,
                                   const std::map<std::string, std::string>& metadata, const std::string& path,
-                                  const std::string& model, std::int64_t vocab_size);
+                                  const SessionModel& model);
 
 }  // namespace efla::generate

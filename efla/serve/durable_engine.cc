@@ -18,6 +18,7 @@ namespace efla::serve {
 namespace {
 
 constexpr const char* kEnd = ".safetensors";
+constexpr const char* kSetAside = ".set-aside";  // appended to the names of files that cannot be loaded
 
 constexpr const char* kDisposable = "disposable";  // key in the metadata of files of disposable sessions
 
@@ -74,8 +75,8 @@ DurableEngine::~DurableEngine() {
 
 std::filesystem::path DurableEngine::file_of(const std::string& name) const { return folder_ / (name + kEnd); }
 
-// Loads the session of each file that has a session's name. Session files of the same bytes are forks and share the
-// memory again. Disposable sessions without room are dropped.
+// Loads the session of each file that has a session's name. Disposable sessions without room are dropped. Renames files
+// of other models only beside a file of this model, because otherwise the model is probably not the intended one.
 void DurableEngine::load_all() {
   std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -86,26 +87,57 @@ void DurableEngine::load_all() {
   }
   std::sort(files.begin(), files.end());     // the oldest file first: its session counts as the longest unused
   std::map<std::string, std::string> names;  // name of the first session by the checksum of its file
+  std::vector<std::pair<std::filesystem::path, std::string>> others;  // files of other models, and whose they are
   for (const auto& [written, file] : files) {
-    const std::string name = file.stem().string();
-    const auto bytes = io::read_file(file);
-    bool disposable = false;
     try {
-      disposable = io::parse_safetensors(bytes, file).metadata.contains(kDisposable);
-      if (const auto [first, added] = names.emplace(io::sha256(bytes), name); added || disposable) {
-        engine_->load(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-      } else {
-        engine_->fork(first->second, name);
-      }
-      if (disposable) engine_->make_disposable(name);
+      load_file(file, names);
     } catch (const NoRoom&) {
-      if (!disposable) throw;
+      throw;
+    } catch (const IoError& error) {
+      if (error.kind() != IoError::Kind::content && error.path() != file) throw;  // of another file
+      set_aside(file, error.what());
     } catch (const Error& error) {
-      throw Error("engine", "sessions", file.string() + " (" + error.got() + ")", "a session of this model");
+      others.emplace_back(file, error.got());
     }
-    files_.insert(name);
   }
+  if (!others.empty() && files_.empty()) {
+    const auto& [file, got] = others.front();
+    throw Error("engine", "sessions", file.string() + " (" + got + ")", "a session of this model");
+  }
+  for (const auto& [file, got] : others) set_aside(file, got);
   remove_dropped();
+}
+
+// Loads the session of a file. Session files of the same bytes are forks and share the memory again.
+void DurableEngine::load_file(const std::filesystem::path& file, std::map<std::string, std::string>& names) {
+  const std::string name = file.stem().string();
+  const auto bytes = io::read_file(file);
+  const bool disposable = io::parse_safetensors(bytes, file).metadata.contains(kDisposable);
+  try {
+    const auto sum = io::sha256(bytes);
+    if (const auto first = names.find(sum); first != names.end() && !disposable) {
+      engine_->fork(first->second, name);
+    } else {
+      engine_->load(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      names.emplace(sum, name);
+    }
+    if (disposable) engine_->make_disposable(name);
+  } catch (const NoRoom&) {
+    if (!disposable) throw;
+  }
+  files_.insert(name);
+}
+
+// Renames a file whose session cannot be loaded, so that the start serves the other sessions.
+void DurableEngine::set_aside(const std::filesystem::path& file, const std::string& reason) {
+  auto aside = file;
+  aside += kSetAside;
+  for (int more = 2; std::filesystem::exists(aside); ++more) {
+    aside = file;
+    aside += kSetAside + std::to_string(more);
+  }
+  std::filesystem::rename(file, aside);
+  set_aside_.push_back(file.string() + " cannot be loaded (" + reason + ") and is now " + aside.filename().string());
 }
 
 // Makes the file of a session agree with the engine, and tries sessions again whose files could not be written.

@@ -6,6 +6,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -26,9 +27,10 @@ namespace efla::serve {
 // none, because no client of the API can give the name. A session that came from a file cannot be rewound.
 class DurableEngine final : public Engine {
  public:
-  // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Other files,
-  // folders, and links to nothing stay as they are. Throws Error("engine", "sessions", …) for a folder that cannot be
-  // locked and for a file that is no session of this model, NoRoom, IoError.
+  // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Renames each
+  // file that is damaged or of another model (set_aside). Other files, folders, and links to nothing stay as they are.
+  // Throws Error("engine", "sessions", …) for a folder that cannot be locked and for one whose sessions are all of
+  // other models, NoRoom, IoError.
   DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path sessions);
   ~DurableEngine() override;
 
@@ -42,7 +44,14 @@ class DurableEngine final : public Engine {
   void load(const std::string& name, std::string_view bytes) override;
   void erase(const std::string& name) override;
   void make_disposable(const std::string& name) override;
-  Statistics statistics() const override { return engine_->statistics(); }
+  Statistics statistics() const override {
+    Statistics now = engine_->statistics();
+    now.set_aside = set_aside_.size();
+    return now;
+  }
+
+  // Returns a sentence about each file that the start has renamed, because it is damaged or of another model.
+  const std::vector<std::string>& set_aside() const { return set_aside_; }
 
   // Writes the sessions whose files could not be written before, for the end of the program. Throws std::runtime_error
   // where a file still cannot be written.
@@ -53,6 +62,8 @@ class DurableEngine final : public Engine {
 
   std::filesystem::path file_of(const std::string& name) const;
   void load_all();
+  void load_file(const std::filesystem::path& file, std::map<std::string, std::string>& names);
+  void set_aside(const std::filesystem::path& file, const std::string& reason);
   void keep(const std::string& name);
   void write(const std::string& name);
   std::vector<std::string> write_again();
@@ -62,6 +73,7 @@ class DurableEngine final : public Engine {
 
   const std::filesystem::path folder_;
   const io::FolderLock lock_;
+  std::vector<std::string> set_aside_;
 
   std::mutex files_mutex_;           // guards the folder's files and the members that follow
   std::set<std::string> files_;      // names of sessions that were read from files or written to them

@@ -176,6 +176,7 @@ struct Statistics {
   std::size_t slot_bytes = 0;            // of one slot
   std::size_t session_bytes = 0;         // of stored sessions in memory
   std::size_t swapped_bytes = 0;         // of stored sessions in files
+  std::size_t set_aside = 0;             // files of sessions that could not be loaded at the start
   std::size_t cache_bytes = 0;           // of the prefix cache
   std::int64_t cache_entries = 0;
   std::uint64_t cache_queries = 0, cache_hits = 0;  // tokens of prompts that may start from a cached state: all, and

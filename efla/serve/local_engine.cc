@@ -281,8 +281,8 @@ void LocalEngine::end(Jobs::iterator place) {
   if (job->slot >= 0) {
     if (whole && !job->request.save_as.empty()) {
       try {
-        text = job->stored(std::make_shared<StoredState>(model_->state(job->slot)));
-      } catch (const std::exception& error) {  // no memory for the session
+        text = text_after(*job);
+      } catch (const std::exception& error) {  // no memory for the session, or a state that is not finite
         job->ended = FinishReason::error;
         job->error = error.what();
       }

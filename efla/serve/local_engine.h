@@ -93,6 +93,9 @@ class LocalEngine final : public Engine {
   void end(Jobs::iterator job);
   void forget_clients();
 
+  generate::SessionModel session_model() const;
+  std::vector<io::NamedTensor> state_tensors(std::span<const float> state) const;
+  std::shared_ptr<StoredText> text_after(const Job& job) const;
   const EngineOptions options_;
   const std::unique_ptr<data::Tokenizer> tokenizer_;
   const std::unique_ptr<EngineModel> model_;

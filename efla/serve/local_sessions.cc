@@ -1,6 +1,5 @@
 // The engine's sessions: rewinding, saving, loading.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -10,12 +9,6 @@
 #include "efla/serve/local_engine.h"
 
 namespace efla::serve {
-namespace {
-
-constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 53;  // of a text in a file
-
-}  // namespace
-
 // Turns a rewind into a request. The request starts before the text's last request and computes the remaining ids
 // again. Returns how these ids were first computed.
 Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
@@ -36,19 +29,34 @@ Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
   return {text->prefilled, text->decoded, drawn - std::min(drawn, static_cast<std::uint64_t>(request.rewind))};
 }
 
+generate::SessionModel LocalEngine::session_model() const { return {info_.model_sha256, info_.vocab_size, drawable_}; }
+
+// Returns the tensors of a session's file that have the state, which they share.
+std::vector<io::NamedTensor> LocalEngine::state_tensors(std::span<const float> state) const {
+  std::vector<io::NamedTensor> tensors;
+  for (const auto& part : model_->state_parts()) {
+    const auto* floats = reinterpret_cast<const std::uint8_t*>(state.data() + part.offset);
+    tensors.push_back({part.name, io::TensorType::F32, part.shape, {floats, part.floats * sizeof(float)}});
+  }
+  return tensors;
+}
+
+// Returns the text after a request. Throws IoError(content) for a state that is not finite: its file could not be
+// loaded.
+std::shared_ptr<StoredText> LocalEngine::text_after(const Job& job) const {
+  auto state = model_->state(job.slot);
+  const auto tensors = state_tensors(state);
+  auto text = job.stored(std::make_shared<StoredState>(std::move(state)));  // keeps the memory of the state
+  generate::check_session(text->record, tensors, "session", session_model());
+  return text;
+}
+
 std::string LocalEngine::save(const std::string& name) const {
   const auto text = store_.peek(name);
   std::vector<float> state(info_.session_bytes / sizeof(float));
   if (text->state) text->state->copy_to(state);
-  std::vector<io::NamedTensor> tensors;
-  const std::vector<nn::StatePart> parts = model_->state_parts();
-  for (const auto& part : parts) {
-    tensors.push_back(
-        {part.name,
-         io::TensorType::F32,
-         part.shape,
-         {reinterpret_cast<const std::uint8_t*>(state.data() + part.offset), part.floats * sizeof(float)}});
-  }
+  auto tensors = state_tensors(state);
+  generate::check_session(text->record, tensors, "session " + name, session_model());
   text->record.append_to(tensors);
   return io::safetensors_bytes(tensors, text->record.metadata(info_.model_sha256));
 }
@@ -57,15 +65,7 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   const std::string path = "session " + name;
   const auto content = io::parse_safetensors(io::as_bytes(bytes), path);
   auto text = std::make_shared<StoredText>();
-  text->record =
-      generate::read_session_record(content.tensors, content.metadata, path, info_.model_sha256, info_.vocab_size);
-  if (text->record.counters[2] > kMostTokens) io::fail_in(path, "not a session: a text of too many tokens");
-  for (const auto id : text->record.last_ids) {
-    if (id >= drawable_) io::fail_in(path, "not a session: token " + std::to_string(id));
-  }
-  for (const auto id : text->record.pending) {
-    if (id >= drawable_) io::fail_in(path, "not a session: token " + std::to_string(id));
-  }
+  text->record = generate::read_session_record(content.tensors, content.metadata, path, session_model());
   std::vector<float> state(info_.session_bytes / sizeof(float));
   for (const auto& part : model_->state_parts()) {
     const auto found = std::find_if(content.tensors.begin(), content.tensors.end(),
@@ -74,9 +74,6 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
       io::fail_in(path, "not a session: " + part.name + " is missing or of another type or shape");
     }
     std::memcpy(state.data() + part.offset, found->bytes.data(), found->bytes.size());
-  }
-  if (!std::all_of(state.begin(), state.end(), [](float x) { return std::isfinite(x); })) {
-    io::fail_in(path, "not a session: a state with numbers that are not finite");
   }
   text->state = std::make_shared<StoredState>(std::move(state));
   store_.put(name, std::move(text));

@@ -130,8 +130,12 @@ TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   ASSERT_EQ(continued.exit_code, 0) << continued.err;
   EXPECT_EQ(json::parse(continued.out)["text"], before);
   write_text(folder / "sessions/broken.safetensors", "rubbish");
-  Arguments again = words(sessions);
-  EXPECT_TRUE(is_user_mistake(run_program(again), "broken.safetensors"));
+  start(sessions);
+  EXPECT_EQ(post("/v1/completions", request)["choices"][0]["text"], before);
+  EXPECT_NE(read_text(folder / "err").find("broken.safetensors cannot be loaded"), std::string::npos);
+  EXPECT_NE(HttpClient(port_).get("/metrics").find("efla:sessions_set_aside 1\n"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/broken.safetensors.set-aside"));
+  EXPECT_EQ(stop(), 0);
 }
 
 TEST_F(ServeCommand, ARenamedFileMovesASessionToAnotherKey) {

@@ -51,6 +51,8 @@ std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>
   out.one("slot_bytes", "gauge", "Bytes of one slot.", s.slot_bytes);
   out.one("sessions", "gauge", "Stored sessions.", s.sessions);
   out.one("session_bytes", "gauge", "Bytes of stored sessions in memory.", s.session_bytes);
+  out.one("sessions_set_aside", "gauge", "Files of sessions that the start could not load and has renamed.",
+          s.set_aside);
   out.one("swapped_bytes", "gauge", "Bytes of stored sessions in files.", s.swapped_bytes);
   out.one("prefix_cache_bytes", "gauge", "Bytes of the prefix cache.", s.cache_bytes);
   out.one("prefix_cache_entries", "gauge", "States in the prefix cache.", s.cache_entries);

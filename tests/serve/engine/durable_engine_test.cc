@@ -2,8 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -221,7 +225,7 @@ TEST_F(DurableSessions, LeaveOtherFilesAlone) {
   EXPECT_EQ(files(), before);
 }
 
-TEST_F(DurableSessions, RefusesASecondEngineAndFilesOfOthers) {
+TEST_F(DurableSessions, RefusesASecondEngineAndAFolderOfAnotherModel) {
   {
     const auto engine = start();
     reply(*engine, in_session(request_of("x", 1), "", "text"));
@@ -229,8 +233,77 @@ TEST_F(DurableSessions, RefusesASecondEngineAndFilesOfOthers) {
   }
   test::expect_error([&] { DurableEngine(tiny_engine({}, /*seed=*/2), folder / "sessions"); }, "sessions",
                      "a session of this model");
-  test::write_text(folder / "sessions/broken.safetensors", "rubbish");
-  EXPECT_THROW(start(), IoError);
+  EXPECT_TRUE(has_file("text"));
+}
+
+TEST_F(DurableSessions, FilesThatCannotBeLoadedAreSetAside) {
+  auto engine = start();
+  for (const std::string name : {"good", "truncated", "flipped"}) {
+    reply(*engine, in_session(request_of(name, 3), "", name));
+  }
+  const auto good = engine->save("good");
+  engine.reset();
+  {
+    const test::TempFolder others;
+    DurableEngine other(tiny_engine({}, /*seed=*/2), others / "sessions");
+    reply(other, in_session(request_of("x", 1), "", "foreign"));
+    std::filesystem::copy_file(others / "sessions/foreign.safetensors", file_of("foreign"));
+  }
+  test::write_text(file_of("rubbish"), "rubbish");
+  test::write_text(folder / "sessions/rubbish.safetensors.set-aside", "of an earlier start");
+  std::filesystem::resize_file(file_of("truncated"), 1000);
+  auto bytes = test::read_text(file_of("flipped"));
+  constexpr float kInfinite = INFINITY;
+  std::memcpy(bytes.data() + 8 + static_cast<unsigned char>(bytes[0]) + 256 * static_cast<unsigned char>(bytes[1]),
+              &kInfinite, sizeof(kInfinite));  // the state's first number
+  test::write_text(file_of("flipped"), bytes);
+  engine = start();
+  EXPECT_EQ(engine->sessions().size(), 1U);
+  EXPECT_EQ(engine->save("good"), good);
+  EXPECT_EQ(engine->statistics().set_aside, 4U);
+  ASSERT_EQ(engine->set_aside().size(), 4U);
+  EXPECT_NE(engine->set_aside().back().find("foreign.safetensors cannot be loaded"), std::string::npos);
+  for (const std::string name : {"truncated", "flipped", "foreign", "rubbish"}) {
+    EXPECT_FALSE(has_file(name));
+    EXPECT_TRUE(std::filesystem::exists(file_of(name) += name == "rubbish" ? ".set-aside2" : ".set-aside")) << name;
+  }
+  reply(*engine, in_session(request_of("x", 1), "", "truncated"));  // the name is free
+  engine.reset();
+  EXPECT_EQ(start()->statistics().set_aside, 0U);
+}
+
+TEST_F(DurableSessions, EverySeedOutlivesARestart) {
+  auto engine = start();
+  const std::uint64_t seeds[] = {0, INT64_MAX, std::uint64_t{1} << 63, UINT64_MAX - 1, UINT64_MAX};
+  std::map<std::string, std::string> saved;
+  for (const auto seed : seeds) {
+    const auto name = "s" + std::to_string(seed);
+    reply(*engine, in_session(request_of("x", 3, seed), "", name));
+    saved[name] = engine->save(name);
+  }
+  engine.reset();
+  engine = start();
+  for (const auto& [name, bytes] : saved) EXPECT_EQ(engine->save(name), bytes) << name;
+  EXPECT_EQ(engine->statistics().set_aside, 0U);
+}
+
+TEST_F(DurableSessions, AStateThatIsNotFiniteIsNotStored) {
+  const auto model = test::tiny_model();
+  {
+    const torch::NoGradGuard no_grad;
+    for (const auto& parameter : model.named_parameters()) {
+      if (parameter.key().ends_with("v_proj.weight")) torch::Tensor(parameter.value()).fill_(3e38F);
+    }
+  }
+  const auto make = [&] {
+    return std::make_unique<LocalEngine>(model, data::load_tokenizer("bytes"), EngineOptions{});
+  };
+  DurableEngine engine(make(), folder / "sessions");
+  const Record record = reply(engine, in_session(request_of("xy", 0), "", "text"));
+  EXPECT_EQ(record.reason, FinishReason::error);
+  EXPECT_NE(record.error.find("numbers that are not finite"), std::string::npos) << record.error;
+  EXPECT_TRUE(engine.sessions().empty());
+  EXPECT_FALSE(has_file("text"));
 }
 
 }  // namespace

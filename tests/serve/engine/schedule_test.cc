@@ -96,11 +96,16 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
   EXPECT_EQ(sessions.size(), 3U);
   for (const auto& record : alone) EXPECT_EQ(record.error, "");
 
+  const auto next = make({});
   const auto expect_sessions = [&](Engine& engine, const std::map<std::string, std::string>& expected,
                                    std::uint64_t schedule) {
     const auto found = saved(engine);
     EXPECT_TRUE(!same_bits || found == expected) << "schedule " << schedule;
     EXPECT_EQ(found.size(), expected.size()) << "schedule " << schedule;
+    for (const auto& [name, bytes] : found) {
+      next->load(name, bytes);
+      EXPECT_EQ(next->save(name), bytes) << "schedule " << schedule;
+    }
   };
   std::uint64_t hits = 0;
   for (std::uint64_t seed = 0; seed < schedules; ++seed) {
