@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "efla/base/error.h"
+#include "efla/io/crc32c.h"
 #include "efla/io/descriptor.h"
 #include "efla/io/file.h"
 
@@ -100,10 +101,11 @@ class Stored {
       return;
     }
     const io::Bytes content = io::read_file(file_);
+    const auto fail = [&](const std::string& what) { throw IoError(IoError::Kind::system, file_.string(), -1, what); };
     if (content.size() != bytes()) {
-      throw IoError(IoError::Kind::system, file_.string(), -1,
-                    std::to_string(content.size()) + " bytes, expected " + std::to_string(bytes()));
+      fail(std::to_string(content.size()) + " bytes, expected " + std::to_string(bytes()));
     }
+    if (io::crc32c(content) != checksum_) fail("its bytes are not the ones that were written: the checksum differs");
     std::memcpy(to.data(), content.data(), bytes());
   }
 
@@ -114,10 +116,11 @@ class Stored {
     if (!file_.empty() || size_ == 0) return;
     if (total_) total_->moving += bytes();
     const auto file = folder / new_swap_name();
+    const io::ByteView content(reinterpret_cast<const std::uint8_t*>(values_.data()), bytes());
     try {
       io::Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
       if (out.get() < 0) throw io::system_error(file, "create it");
-      io::write_all(out.get(), {reinterpret_cast<const std::uint8_t*>(values_.data()), bytes()}, file);
+      io::write_all(out.get(), content, file);
       if (::close(out.release()) != 0) throw io::system_error(file, "write to it");
     } catch (...) {
       std::error_code none;
@@ -125,6 +128,7 @@ class Stored {
       if (total_) total_->moving -= bytes();
       throw;
     }
+    checksum_ = io::crc32c(content);
     file_ = file;
     in_file_ = true;
     std::vector<T>().swap(values_);
@@ -140,6 +144,7 @@ class Stored {
   std::vector<T> values_;
   std::size_t size_;
   std::filesystem::path file_;
+  std::uint32_t checksum_ = 0;  // of the file
   std::atomic<bool> in_file_ = false;
   std::shared_ptr<StoredBytes> total_;
 };

@@ -75,7 +75,12 @@ TEST(SessionStore, SaysWhatIsWrongWithASwapFile) {
   std::vector<float> values(2);
   state.copy_to(values);
   EXPECT_EQ(values, (std::vector<float>{1.0F, 2.0F}));
-  std::filesystem::resize_file(std::filesystem::directory_iterator(swap)->path(), 6);
+  const auto file = std::filesystem::directory_iterator(swap)->path();
+  auto bytes = test::read_text(file);
+  bytes[3] = static_cast<char>(bytes[3] ^ 1);
+  test::write_text(file, bytes);
+  EXPECT_NE(failure([&] { state.copy_to(values); }).find("the checksum differs"), std::string::npos);
+  std::filesystem::resize_file(file, 6);
   EXPECT_NE(failure([&] { state.copy_to(values); }).find("6 bytes, expected 8"), std::string::npos);
 }
 
