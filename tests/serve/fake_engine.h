@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/serve/engine.h"
@@ -33,20 +34,29 @@ class FakeEngine : public Engine {
     thread_.join();
   }
 
-  std::chrono::microseconds step{0};
-  std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
+  std::atomic<std::chrono::microseconds> step{std::chrono::microseconds(0)};
+  std::atomic<std::chrono::milliseconds> prefill{std::chrono::milliseconds(0)};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
   std::atomic<std::int64_t> pending = 1;     // of every session
   std::function<void()> submitting;          // called by each submit
-  std::vector<std::string> disposable;       // names, of sessions that were there at the start too
   std::atomic<bool> fails_to_erase = false;  // with an error of the system
   std::atomic<int> cancelled = 0;
   std::atomic<std::uint64_t> steps = 0;
 
+  // Returns the number of requests so far.
+  int submitted() const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(id_);
+  }
   // Returns what was submitted last.
   Request last() const {
     const std::lock_guard lock(mutex_);
     return last_;
+  }
+  // Returns the names of sessions that became disposable since the last call.
+  std::vector<std::string> take_disposable() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(disposable_, {});
   }
   std::string text_of(const std::string& name) const {
     const std::lock_guard lock(mutex_);
@@ -90,7 +100,7 @@ class FakeEngine : public Engine {
     job.text.insert(job.text.end(), request.prompt.begin(), request.prompt.end());
     job.request = std::move(request);
     job.listener = std::move(listener);
-    job.ready = Clock::now() + prefill;
+    job.ready = Clock::now() + prefill.load();
     wake_.notify_all();
     return id_;
   }
@@ -136,7 +146,7 @@ class FakeEngine : public Engine {
   void make_disposable(const std::string& name) override {
     const std::lock_guard lock(mutex_);
     require(name);
-    disposable.push_back(name);
+    disposable_.push_back(name);
   }
   Statistics statistics() const override {
     const std::lock_guard lock(mutex_);
@@ -178,7 +188,7 @@ class FakeEngine : public Engine {
             .rewindable = static_cast<std::int64_t>(size),
             .pending = pending,
             .bytes = 1000,
-            .disposable = std::find(disposable.begin(), disposable.end(), name) != disposable.end()};
+            .disposable = std::find(disposable_.begin(), disposable_.end(), name) != disposable_.end()};
   }
 
   void loop() {
@@ -201,7 +211,7 @@ class FakeEngine : public Engine {
         if (advance(*job, cancel, lock)) jobs_.erase(id);
       }
       lock.unlock();
-      std::this_thread::sleep_for(step + std::chrono::microseconds(1));
+      std::this_thread::sleep_for(step.load() + std::chrono::microseconds(1));
       lock.lock();
     }
   }
@@ -261,15 +271,16 @@ class FakeEngine : public Engine {
       job.text = tokenizer_->encode(text + *job.request.end_turn);
     }
     if (!job.request.save_as.empty() && reason != FinishReason::cancelled) sessions_[job.request.save_as] = job.text;
-    if (job.request.disposable) disposable.push_back(job.request.save_as);
+    if (job.request.disposable) disposable_.push_back(job.request.save_as);
     Finish finish{.reason = reason, .stop = stop};
     if (!job.request.stop.empty()) finish.text = job.reply;
     finish.usage = {.prompt_tokens = static_cast<std::int64_t>(job.request.prompt.size()),
                     .completion_tokens = job.drawn};
-    const auto listener = std::move(job.listener);
+    auto listener = std::move(job.listener);
     job.request.save_as.clear();
     lock.unlock();
     listener->finish(finish);
+    listener.reset();  // its end may call the engine
     lock.lock();
     return true;
   }
@@ -281,6 +292,7 @@ class FakeEngine : public Engine {
   std::condition_variable wake_;
   std::map<RequestId, Job> jobs_;
   std::map<std::string, std::vector<std::int32_t>> sessions_;
+  std::vector<std::string> disposable_;  // names of sessions
   std::vector<RequestId> cancels_;
   RequestId id_ = 0;
   Request last_;

@@ -59,12 +59,11 @@ TEST_F(ServiceTest, SessionsAreNoResponses) {
     EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + name)), 404);
   }
   post("/v1/completions", {{"prompt", "A"}, {"save_as", "saved"}});
-  EXPECT_TRUE(engine_->disposable.empty());
+  EXPECT_TRUE(engine_->take_disposable().empty());
   post("/v1/completions", {{"prompt", "A"}, {"save_as", "saved"}, {"disposable", true}});
-  EXPECT_EQ(engine_->disposable, std::vector<std::string>{"saved"});
-  engine_->disposable.clear();
+  EXPECT_EQ(engine_->take_disposable(), std::vector<std::string>{"saved"});
   const std::string id = post("/v1/responses", {{"input", "Hi"}})["id"];
-  EXPECT_EQ(engine_->disposable, std::vector<std::string>{id});
+  EXPECT_EQ(engine_->take_disposable(), std::vector<std::string>{id});
 }
 
 TEST_F(ServiceTest, Sessions) {
