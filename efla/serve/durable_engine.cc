@@ -234,7 +234,10 @@ void DurableEngine::run() {
     const auto task = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    task();
+    try {
+      task();
+    } catch (const std::exception&) {  // no memory to report it: the reply's listener gets no end
+    }
     lock.lock();
   }
 }

@@ -132,8 +132,7 @@ void Job::call(F&& f) {
   try {
     f();
   } catch (const std::exception& thrown) {
-    ended = FinishReason::error;
-    error = thrown.what();
+    fail(thrown);
   }
 }
 
@@ -250,18 +249,27 @@ Usage Job::usage() const {
   return {static_cast<std::int64_t>(prompt_tokens_), cached_tokens, static_cast<std::int64_t>(reply_.size())};
 }
 
+void Job::fail(const std::exception& failure) noexcept {
+  ended = FinishReason::error;
+  try {
+    error = failure.what();
+  } catch (const std::bad_alloc&) {
+    error = "no memory";  // short enough to need none
+  }
+}
+
 void Job::finish() {
-  Finish result;
-  result.reason = *ended;
-  result.text = tail_;
-  if (text_.stopped()) result.stop = text_.stop();
-  result.error = error;
-  result.usage = usage();
-  result.queue_ms = queue_ms;
-  result.first_token_ms = first_token_ms;
-  result.total_ms = ms_since(submitted);
   from_.reset();  // because the listener may delete the session and expect its file to be gone
   try {
+    Finish result;
+    result.reason = *ended;
+    result.text = tail_;
+    if (text_.stopped()) result.stop = text_.stop();
+    result.error = error;
+    result.usage = usage();
+    result.queue_ms = queue_ms;
+    result.first_token_ms = first_token_ms;
+    result.total_ms = ms_since(submitted);
     listener_->finish(result);
   } catch (const std::exception&) {  // the request has ended anyway
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -123,7 +124,10 @@ class Job {
   // Returns the reason for the end of a request whose ids are prefilled.
   FinishReason reason() const { return reason_; }
 
-  // Calls the listener's finish.
+  // Ends the request because of an error.
+  void fail(const std::exception& error) noexcept;
+
+  // Calls the listener's finish. A listener for which there is no memory gets no call, but its end.
   void finish();
 
   // Returns the text after the reply with this state.

@@ -88,6 +88,10 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
   model_->make_slots(statistics_.slots);
   for (std::int64_t slot = statistics_.slots; slot > 0; --slot) free_slots_.push_back(slot - 1);
   statistics_.slot_bytes = model_->slot_bytes();
+  for (const auto reason : {FinishReason::stop, FinishReason::length, FinishReason::cancelled, FinishReason::deadline,
+                            FinishReason::error}) {
+    statistics_.finished[reason] = 0;  // now, because the end of a request needs no memory
+  }
   statistics_.queue_seconds = statistics_.first_token_seconds = statistics_.between_tokens_seconds = seconds();
   thread_ = start_thread([this] { run(); });
 }
@@ -267,8 +271,7 @@ void LocalEngine::close(Job& job) {
         restore(job.slot, job.from().get());
     }
   } catch (const std::exception& error) {
-    job.ended = FinishReason::error;
-    job.error = error.what();
+    job.fail(error);
   }
 }
 
@@ -283,8 +286,7 @@ void LocalEngine::end(Jobs::iterator place) {
       try {
         text = text_after(*job);
       } catch (const std::exception& error) {  // no memory for the session, or a state that is not finite
-        job->ended = FinishReason::error;
-        job->error = error.what();
+        job->fail(error);
       }
     }
     for (const auto slot : {job->slot, job->kept_slot}) {
@@ -293,7 +295,13 @@ void LocalEngine::end(Jobs::iterator place) {
       free_slots_.push_back(slot);
     }
   }
-  if (!job->request.save_as.empty()) store_.release(job->request.save_as, std::move(text), job->request.disposable);
+  if (!job->request.save_as.empty()) {
+    try {
+      store_.release(job->request.save_as, std::move(text), job->request.disposable);
+    } catch (const std::exception& error) {
+      job->fail(error);
+    }
+  }
   {
     const std::lock_guard lock(mutex_);
     alive_.erase(job->id);
@@ -314,32 +322,43 @@ void LocalEngine::run() {
       changed_.wait(lock, wanted);
       if (stopping_ && waiting_.empty() && running_.empty()) return;
     }
-    end_cancelled_and_late();
-    admit();
-    const Step step = plan();
-    if (!step.ids.empty()) {
-      try {
-        compute(step);
-      } catch (const std::exception& error) {
-        for (auto& job : running_) {
-          if (job->ended) continue;
-          job->ended = FinishReason::error;
-          job->error = error.what();
-        }
-      }
+    try {
+      advance();
+    } catch (const std::exception& error) {  // no memory for the step
+      fail_running(error);
     }
-    for (auto it = running_.begin(); it != running_.end();) {
-      const auto next = std::next(it);
-      if ((*it)->ended) close(**it);
-      if ((*it)->ended) end(it);
-      it = next;
+  }
+}
+
+// Runs one step.
+void LocalEngine::advance() {
+  end_cancelled_and_late();
+  admit();
+  if (const Step step = plan(); !step.ids.empty()) {
+    try {
+      compute(step);
+    } catch (const std::exception& error) {
+      fail_running(error);
     }
-    forget_clients();
-    const std::lock_guard lock(mutex_);
-    ++statistics_.steps;
-    statistics_.running = static_cast<std::int64_t>(running_.size());
-    statistics_.cache_bytes = cache_.bytes();
-    statistics_.cache_entries = cache_.entries();
+  }
+  for (auto it = running_.begin(); it != running_.end();) {
+    const auto next = std::next(it);
+    if ((*it)->ended) close(**it);
+    if ((*it)->ended) end(it);
+    it = next;
+  }
+  forget_clients();
+  const std::lock_guard lock(mutex_);
+  ++statistics_.steps;
+  statistics_.running = static_cast<std::int64_t>(running_.size());
+  statistics_.cache_bytes = cache_.bytes();
+  statistics_.cache_entries = cache_.entries();
+}
+
+// Ends the requests that run, at the end of this step or at the beginning of the next one.
+void LocalEngine::fail_running(const std::exception& error) noexcept {
+  for (auto& job : running_) {
+    if (!job->ended) job->fail(error);
   }
 }
 

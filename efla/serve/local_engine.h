@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <list>
 #include <map>
 #include <memory>
@@ -70,6 +71,8 @@ class LocalEngine final : public Engine {
   void require_places(std::int64_t places) const;
   static Replay prepare_rewind(Request& request, const StoredText* text);
   void run();
+  void advance();
+  void fail_running(const std::exception& error) noexcept;
   void end_cancelled_and_late();
   void admit();
   void begin(Job& job);
@@ -90,12 +93,12 @@ class LocalEngine final : public Engine {
   void keep_state(Job& job);
   void restore(std::int64_t slot, const StoredText* from);
   void close(Job& job);
-  void end(Jobs::iterator job);
-  void forget_clients();
-
   generate::SessionModel session_model() const;
   std::vector<io::NamedTensor> state_tensors(std::span<const float> state) const;
   std::shared_ptr<StoredText> text_after(const Job& job) const;
+  void end(Jobs::iterator job);
+  void forget_clients();
+
   const EngineOptions options_;
   const std::unique_ptr<data::Tokenizer> tokenizer_;
   const std::unique_ptr<EngineModel> model_;

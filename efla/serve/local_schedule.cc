@@ -44,8 +44,7 @@ void LocalEngine::admit() {
     try {
       begin(job);
     } catch (const std::exception& error) {
-      job.ended = FinishReason::error;
-      job.error = error.what();
+      job.fail(error);
     }
     if (job.ended) close(job);
     if (job.ended) end(chosen);
