@@ -275,7 +275,6 @@ TEST_F(ServiceTest, PathsArePercentEncoded) {
   EXPECT_EQ(get("/v1/%6dodels")["data"][0]["id"], options_.model);
   EXPECT_EQ(status_of(ask("GET", "/v1/models/org/my%20mod%C3%A8l")), 404);
   EXPECT_EQ(status_of(ask("GET", "/v1%2Fmodels")), 404);
-  EXPECT_EQ(status_of(ask("GET", "/v1/models/")), 404);
   post("/v1/sessions", {{"name", "a.b"}, {"prompt", "x"}}, 201);
   EXPECT_EQ(get("/v1/sessions/%61%2Eb")["name"], "a.b");
   // A decoded name keeps the rules for names.
@@ -289,6 +288,31 @@ TEST_F(ServiceTest, PathsArePercentEncoded) {
     const auto error = get(path, 400)["error"];
     EXPECT_NE(error["message"].get<std::string>().find("percent-encoded UTF-8"), std::string::npos) << error;
   }
+}
+
+TEST_F(ServiceTest, TargetsMayBeAbsoluteAndHaveMoreSlashes) {
+  start();
+  for (const char* target : {"http://host:1/v1/models", "HTTPS://host/v1/models?a=b", "/v1//models", "//v1/models",
+                             "/v1/models/", "http://host//v1/models//"}) {
+    EXPECT_EQ(get(target)["object"], "list") << target;
+  }
+  EXPECT_EQ(get("/v1/models/fake/")["id"], "fake");
+  for (const char* target : {"http://host", "http://host/", "http://host?a=b", "//"}) {
+    EXPECT_EQ(body_of(ask("GET", target)), "<!doctype html>") << target;
+  }
+  EXPECT_EQ(get("ftp://host/v1/models", 404)["error"]["message"], "there is no ftp://host/v1/models");
+}
+
+TEST_F(ServiceTest, CompressedBodiesAreRefused) {
+  start();
+  const auto as = [&](const std::string& encoding) {
+    return ask("POST", "/tokenize", R"({"prompt": "a"})",
+               "Content-Type: application/json\r\nContent-Encoding: " + encoding + "\r\n");
+  };
+  EXPECT_EQ(status_of(as("identity")), 200);
+  const auto reply = as("gzip");
+  EXPECT_EQ(status_of(reply), 415);
+  EXPECT_NE(reply.find(R"(Content-Encoding: got \"gzip\", expected none)"), std::string::npos) << reply;
 }
 
 TEST_F(ServiceTest, MediaTypesAreComparedWholeAndWithoutCase) {
@@ -367,7 +391,9 @@ TEST_F(ServiceTest, KeysSeparateClients) {
   };
   EXPECT_EQ(status_of(as("gamma", "GET", "/v1/models", "")), 401);
   EXPECT_EQ(status_of(ask("GET", "/v1/models", "", "Authorization: bearer alpha\r\n")), 200);
+  EXPECT_EQ(status_of(ask("GET", "/v1/models", "", "Authorization: Bearer   alpha\r\n")), 200);
   EXPECT_EQ(status_of(ask("GET", "/v1/models", "", "Authorization: Bearer Alpha\r\n")), 401);
+  EXPECT_EQ(status_of(ask("GET", "/v1/models", "", "Authorization: Beareralpha\r\n")), 401);
   EXPECT_EQ(status_of(ask("POST", "/v1/completions", R"({"prompt": "a"})")), 401);
   EXPECT_EQ(status_of(ask("GET", "/health")), 200);
   EXPECT_EQ(status_of(as("alpha", "POST", "/v1/sessions", R"({"name": "book", "prompt": "a"})")), 201);

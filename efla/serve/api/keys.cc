@@ -13,7 +13,7 @@
 namespace efla::serve {
 namespace {
 
-constexpr std::string_view kScheme = "bearer ";
+constexpr std::string_view kScheme = "bearer";
 constexpr std::size_t kClientDigits = 12;
 
 }  // namespace
@@ -25,7 +25,11 @@ Keys::Keys(const std::vector<std::string>& keys) {
 std::optional<std::string> Keys::client(std::string_view authorization) const {
   if (digests_.empty()) return "";
   if (lowercase(authorization.substr(0, kScheme.size())) != kScheme) return std::nullopt;
-  const auto digest = io::sha256(io::as_bytes(authorization.substr(kScheme.size())));
+  authorization.remove_prefix(kScheme.size());
+  const auto blanks =
+      std::min(authorization.find_first_not_of(' '), authorization.size());  // RFC 9110, 11.4: at least 1
+  if (blanks == 0) return std::nullopt;
+  const auto digest = io::sha256(io::as_bytes(authorization.substr(blanks)));
   std::optional<std::string> client;
   for (const auto& known : digests_) {
     if (CRYPTO_memcmp(known.data(), digest.data(), digest.size()) == 0) client = known.substr(0, kClientDigits);

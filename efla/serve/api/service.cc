@@ -238,6 +238,9 @@ void Service::Implementation::handle(HttpRequest request, std::shared_ptr<HttpEx
   });
 }
 
+    if (!head.content_encoding.empty() && lowercase(head.content_encoding) != "identity") {
+      throw ApiError(415, "Content-Encoding: got \"" + printable(head.content_encoding, 100) + "\", expected none");
+    }
 void Service::Implementation::run_route(const Route& route, Call& call) {
   try {
     if (!call.name.empty() && route.run != &Implementation::model) check_session_name(call.name, "name");

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "efla/serve/http/syntax.h"
+
 namespace efla::serve {
 namespace {
 
@@ -108,10 +110,9 @@ void Connection::parse() {
 void Connection::parsed_header() {
   const auto& message = parser_->get();
   request_.method = text(message.method_string());
-  const auto target = message.target();
-  const auto question = std::min(target.find('?'), target.size());
-  request_.path = text(target.substr(0, question));
-  request_.query = text(target.substr(std::min(question + 1, target.size())));
+  const std::string_view target(message.target().data(), message.target().size());
+  request_.path = path_of(target);
+  request_.query = query_of(target);
   request_.authorization = text(message[http::field::authorization]);
   request_.content_type = text(message[http::field::content_type]);
   keep_alive_ = message.keep_alive() && !host_.stopping;
@@ -125,6 +126,7 @@ void Connection::parsed_header() {
   phase_ = Phase::body;
   read_deadline_ = Clock::now() + host_.options.timeout;
   if (message.version() >= 11 && message.find(http::field::host) == message.end()) {
+  request_.content_encoding = text(message[http::field::content_encoding]);
     return refuse(error_reply(400, "a request of HTTP/1.1 needs the header Host"));
   }
   if (request_.method == "OPTIONS" && !allowed_origin_.empty()) {

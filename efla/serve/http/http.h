@@ -33,8 +33,8 @@ struct HttpOptions {
 };
 
 struct HttpRequest {
-  std::string method, path, query;  // path and query as sent, without "?"
-  std::string authorization, content_type;
+  std::string method, path, query;  // path: as path_of (syntax.h), still percent-encoded; query: without "?"
+  std::string authorization, content_type, content_encoding;
   std::string body;
 };
 

@@ -13,6 +13,26 @@ std::string lowercase(std::string_view text) {
   return lower;
 }
 
+std::string path_of(std::string_view target) {
+  target = target.substr(0, target.find('?'));
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (lowercase(target.substr(0, scheme.size())) != scheme) continue;
+    target.remove_prefix(std::min(target.find('/', scheme.size()), target.size()));
+  }
+  if (!target.empty() && target.front() != '/') return std::string(target);  // such as the "*" of OPTIONS
+  std::string path;
+  for (const char c : target) {
+    if (c != '/' || !path.ends_with('/')) path += c;
+  }
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path.empty() ? "/" : path;
+}
+
+std::string_view query_of(std::string_view target) {
+  const auto question = target.find('?');
+  return question == std::string_view::npos ? std::string_view() : target.substr(question + 1);
+}
+
 std::optional<std::string> percent_decoded(std::string_view text) {
   std::string decoded;
   for (std::size_t i = 0; i < text.size(); ++i) {
