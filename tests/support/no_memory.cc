@@ -7,14 +7,14 @@
 namespace efla::test {
 namespace {
 
-constexpr std::int64_t kNever = INT64_MAX;
+constexpr std::int64_t kNever = INT64_MAX / 2;  // more than a program makes
 
-thread_local bool none_here = false;
+thread_local bool none_here = false, counted_here = true;
 std::atomic<std::int64_t> allocations_left = kNever;  // before the one that fails
 std::atomic<std::size_t> least_bytes = 0;
 
 void* allocate(std::size_t size) {
-  const bool counts = size >= least_bytes && allocations_left < kNever;
+  const bool counts = counted_here && allocations_left < kNever && size >= least_bytes;
   if (none_here || (counts && allocations_left-- == 0)) throw std::bad_alloc();
   if (void* memory = std::malloc(size > 0 ? size : 1)) return memory;
   throw std::bad_alloc();
@@ -26,10 +26,14 @@ NoMemory::NoMemory() { none_here = true; }
 NoMemory::~NoMemory() { none_here = false; }
 
 OneFailure::OneFailure(std::int64_t nth, std::size_t bytes) {
+  counted_here = false;
   least_bytes = bytes;
   allocations_left = nth;
 }
-OneFailure::~OneFailure() { allocations_left = kNever; }
+OneFailure::~OneFailure() {
+  allocations_left = kNever;
+  counted_here = true;
+}
 bool OneFailure::happened() { return allocations_left < 0; }
 
 }  // namespace efla::test

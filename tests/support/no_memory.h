@@ -15,8 +15,8 @@ class NoMemory {
   NoMemory& operator=(const NoMemory&) = delete;
 };
 
-// While the object lives, one allocation of the process fails: the one with the number `nth`, from 0, among those of at
-// least `bytes` bytes, on any thread.
+// While the object lives, one allocation of the other threads fails: the one with the number `nth`, from 0, among those
+// of at least `bytes` bytes.
 class OneFailure {
  public:
   explicit OneFailure(std::int64_t nth, std::size_t bytes = 0);

@@ -6,12 +6,11 @@
 
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
-#include "efla/io/json.h"
 #include "efla/serve/api/error.h"
 
 namespace efla::serve {
 
-HttpReply json_reply(const nlohmann::ordered_json& value) { return {.body = io::to_json_line(value)}; }
+HttpReply json_reply(JsonText value) { return {.body = std::move(value).text()}; }
 
 std::string engine_name(const std::string& client, const std::string& session) {
   return client.empty() ? session : client + "." + session;

@@ -7,12 +7,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "efla/serve/api/chat_template.h"
+#include "efla/serve/api/fields.h"
+#include "efla/serve/api/json_text.h"
 #include "efla/serve/api/requests.h"
 #include "efla/serve/api/state_keys.h"
 #include "efla/serve/engine.h"
@@ -53,7 +54,7 @@ struct Call {
 };
 
 // Returns a reply of JSON.
-HttpReply json_reply(const nlohmann::ordered_json& value);
+HttpReply json_reply(JsonText value);
 
 // Returns the name of a client's session inside the engine, so that clients do not see each other's sessions.
 std::string engine_name(const std::string& client, const std::string& session);

@@ -1,20 +1,17 @@
 #include "efla/serve/api/error.h"
 
 #include <new>
-#include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
-#include "efla/io/json.h"
 #include "efla/serve/api/context.h"
+#include "efla/serve/api/json_text.h"
 #include "efla/serve/engine.h"
 
 namespace efla::serve {
 namespace {
 
-nlohmann::ordered_json text_or_null(const std::string& text) {
-  return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
-}
+JsonText text_or_null(const std::string& text) { return text.empty() ? JsonText() : JsonText(text); }
 
 const char* type_of(int status) {
   if (status >= 500) return "server_error";
@@ -24,12 +21,11 @@ const char* type_of(int status) {
 }  // namespace
 
 std::string to_json(const ApiError& error) {
-  const nlohmann::ordered_json body{{"error",
-                                     {{"message", error.message},
-                                      {"type", type_of(error.status)},
-                                      {"param", text_or_null(error.param)},
-                                      {"code", text_or_null(error.code)}}}};
-  return io::to_json_line(body);
+  const JsonText inner{{"message", error.message},
+                       {"type", type_of(error.status)},
+                       {"param", text_or_null(error.param)},
+                       {"code", text_or_null(error.code)}};
+  return JsonText{{"error", inner}}.text();
 }
 
 HttpReply to_reply(const ApiError& error) {

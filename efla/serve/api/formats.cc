@@ -2,43 +2,40 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "efla/base/utf8.h"
-#include "efla/io/json.h"
 
 namespace efla::serve {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr float kLeastLogprob = -9999.0F;  // JSON has no infinity
 
-Json logprob_json(float value) {
+JsonText logprob_json(float value) {
   if (std::isnan(value)) return nullptr;
   return std::max(value, kLeastLogprob);
 }
 
-Json chat_token(std::int32_t id, float logprob, const data::Tokenizer& tokenizer) {
-  Json bytes = Json::array();
+JsonText chat_token(std::int32_t id, float logprob, const data::Tokenizer& tokenizer) {
+  JsonText bytes = JsonText::array();
   for (const char c : tokenizer.bytes_of(id)) bytes.push_back(static_cast<unsigned char>(c));
   return {{"token", token_text(id, tokenizer)}, {"logprob", logprob_json(logprob)}, {"bytes", bytes}};
 }
 
-Json chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
-  Json content = Json::array();
+JsonText chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+  JsonText content = JsonText::array();
   for (const auto& token : tokens) {
     auto entry = chat_token(token.id, token.logprob, tokenizer);
-    entry["top_logprobs"] = Json::array();
-    for (const auto& other : token.alternatives) {
-      entry["top_logprobs"].push_back(chat_token(other.id, other.logprob, tokenizer));
-    }
-    content.push_back(std::move(entry));
+    JsonText top = JsonText::array();
+    for (const auto& other : token.alternatives) top.push_back(chat_token(other.id, other.logprob, tokenizer));
+    entry.add("top_logprobs", top);
+    content.push_back(entry);
   }
-  return {{"content", std::move(content)}};
+  return {{"content", content}};
 }
 
-Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
-  Json texts = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
+JsonText completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+  JsonText texts = JsonText::array(), values = JsonText::array(), tops = JsonText::array(), offsets = JsonText::array();
   for (const auto& token : tokens) {
     texts.push_back(token_text(token.id, tokenizer));
     values.push_back(logprob_json(token.logprob));
@@ -47,16 +44,15 @@ Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tok
       tops.push_back(nullptr);
       continue;
     }
-    Json top = Json::object();  // of equal texts the most probable
+    JsonText top = JsonText::object();
+    std::set<std::string> names;  // of equal texts the most probable
     for (const auto& other : token.alternatives) {
-      top.emplace(token_text(other.id, tokenizer), std::max(other.logprob, kLeastLogprob));
+      const auto [name, added] = names.insert(token_text(other.id, tokenizer));
+      if (added) top.add(*name, std::max(other.logprob, kLeastLogprob));
     }
-    tops.push_back(std::move(top));
+    tops.push_back(top);
   }
-  return {{"tokens", std::move(texts)},
-          {"token_logprobs", std::move(values)},
-          {"top_logprobs", std::move(tops)},
-          {"text_offset", std::move(offsets)}};
+  return {{"tokens", texts}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
 }
 
 std::string chunk_start(const ReplyHead& head) {
@@ -80,7 +76,7 @@ std::string choice_event(const ReplyHead& head, std::size_t index, const std::st
 
 }  // namespace
 
-std::string json_text(std::string_view text) { return io::to_json_line(Json(std::string(text))); }
+std::string json_text(std::string_view text) { return JsonText(text).text(); }
 
 std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer) {
   const auto special = tokenizer.special_texts().find(id);
@@ -114,39 +110,36 @@ std::size_t CharacterCount::push(std::string_view bytes, const data::Tokenizer& 
 
 std::string finish_reason(const Finish& finish) { return std::string(name_of(finish.reason)); }
 
-Json usage_json(const Usage& usage) {
+JsonText usage_json(const Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.completion_tokens},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
-Json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+JsonText logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
   if (tokens.empty()) return nullptr;
   return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer);
 }
 
-Json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
-                const data::Tokenizer& tokenizer) {
+JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
+                    const data::Tokenizer& tokenizer) {
   const bool chat = head.shape == Shape::chat;
-  Json list = Json::array();
+  JsonText list = JsonText::array();
   for (std::size_t i = 0; i < choices.size(); ++i) {
-    Json entry{{"index", i}};
+    JsonText entry{{"index", i}};
     if (chat) {
-      entry["message"] = {{"role", "assistant"}, {"content", choices[i].text}, {"refusal", nullptr}};
+      entry.add("message", {{"role", "assistant"}, {"content", choices[i].text}, {"refusal", nullptr}});
     } else {
-      entry["text"] = choices[i].text;
+      entry.add("text", choices[i].text);
     }
-    entry["logprobs"] = logprobs_json(head.shape, choices[i].scored, tokenizer);
-    entry["finish_reason"] = finish_reason(*choices[i].finish);
-    list.push_back(std::move(entry));
+    entry.add("logprobs", logprobs_json(head.shape, choices[i].scored, tokenizer));
+    entry.add("finish_reason", finish_reason(*choices[i].finish));
+    list.push_back(entry);
   }
-  return {{"id", head.id},
-          {"object", chat ? "chat.completion" : "text_completion"},
-          {"created", head.created},
-          {"model", head.model},
-          {"choices", std::move(list)},
-          {"usage", usage_json(usage)}};
+  return {{"id", head.id},           {"object", chat ? "chat.completion" : "text_completion"},
+          {"created", head.created}, {"model", head.model},
+          {"choices", list},         {"usage", usage_json(usage)}};
 }
 
 std::string event(std::string_view json) { return "data: " + std::string(json) + "\n\n"; }
@@ -168,18 +161,17 @@ std::string last_event(const ReplyHead& head, std::size_t index, const Finish& f
                       json_text(finish_reason(finish)));
 }
 
-std::string extra_event(const ReplyHead& head, const Json& fields) {
-  std::string text = chunk_start(head) + "]";
-  for (const auto& [name, value] : fields.items()) text += ',' + json_text(name) + ':' + io::to_json_line(value);
-  return text + "}\n\n";
+std::string extra_event(const ReplyHead& head, const JsonText& fields) {
+  const auto& members = fields.text();
+  return chunk_start(head) + "]," + members.substr(1, members.size() - 2) + "}\n\n";
 }
 
 ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
     : head_(std::move(head)), item_id_("msg_" + head_.id.substr(head_.id.find('_') + 1)) {
-  const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
+  const auto or_null = [](const std::string& text) { return text.empty() ? JsonText() : JsonText(text); };
   const bool instructed = !request.chat.empty() && request.chat.front().role == "system";
-  options_ = {{"instructions", instructed ? Json(request.chat.front().content) : Json()},
-              {"max_output_tokens", request.max_tokens ? Json(*request.max_tokens) : Json()},
+  options_ = {{"instructions", instructed ? JsonText(request.chat.front().content) : JsonText()},
+              {"max_output_tokens", request.max_tokens ? JsonText(*request.max_tokens) : JsonText()},
               {"model", head_.model},
               {"parallel_tool_calls", false},
               {"previous_response_id", or_null(request.previous_response)},
@@ -187,15 +179,15 @@ ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
               {"temperature", request.sampling.temperature},
               {"text", {{"format", {{"type", "text"}}}}},
               {"tool_choice", "none"},
-              {"tools", Json::array()},
+              {"tools", JsonText::array()},
               {"top_p", request.sampling.top_p}};
   text_prefix_ = R"("item_id":")" + item_id_ + R"(","output_index":0,"content_index":0,"delta":)";
 }
 
-Json ResponseFormat::item(const Choice* choice) const {
-  Json content = Json::array();
+JsonText ResponseFormat::item(const Choice* choice) const {
+  JsonText content = JsonText::array();
   if (choice != nullptr) {
-    content.push_back({{"type", "output_text"}, {"text", choice->text}, {"annotations", Json::array()}});
+    content.push_back({{"type", "output_text"}, {"text", choice->text}, {"annotations", JsonText::array()}});
   }
   const bool whole = choice != nullptr && choice->finish && choice->finish->reason == FinishReason::stop;
   return {{"type", "message"},
@@ -204,40 +196,44 @@ Json ResponseFormat::item(const Choice* choice) const {
                      : whole           ? "completed"
                                        : "incomplete"},
           {"role", "assistant"},
-          {"content", std::move(content)}};
+          {"content", content}};
 }
 
-Json ResponseFormat::object(const Choice* choice, const Usage& usage) const {
-  Json object{{"id", head_.id}, {"object", "response"}, {"created_at", head_.created}};
+JsonText ResponseFormat::object(const Choice* choice, const Usage& usage) const {
+  JsonText object{{"id", head_.id}, {"object", "response"}, {"created_at", head_.created}};
   const bool whole = choice != nullptr && choice->finish->reason == FinishReason::stop;
-  object["status"] = choice == nullptr ? "in_progress" : whole ? "completed" : "incomplete";
-  object["error"] = nullptr;
-  object["incomplete_details"] = nullptr;
+  object.add("status", choice == nullptr ? "in_progress" : whole ? "completed" : "incomplete");
+  object.add("error", nullptr);
+  JsonText details;
   if (choice != nullptr && !whole) {
     const bool length = choice->finish->reason == FinishReason::length;
-    object["incomplete_details"] = {{"reason", length ? "max_output_tokens" : finish_reason(*choice->finish)}};
+    details = {{"reason", length ? "max_output_tokens" : finish_reason(*choice->finish)}};
   }
-  object.update(options_);
-  object["output"] = Json::array();
-  object["usage"] = nullptr;
-  if (choice == nullptr) return object;
-  object["output"].push_back(item(choice));
-  object["usage"] = {{"input_tokens", usage.prompt_tokens},
-                     {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
-                     {"output_tokens", usage.completion_tokens},
-                     {"output_tokens_details", {{"reasoning_tokens", 0}}},
-                     {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
+  object.add("incomplete_details", details);
+  object.add_all(options_);
+  JsonText output = JsonText::array();
+  if (choice != nullptr) output.push_back(item(choice));
+  object.add("output", output);
+  if (choice == nullptr) {
+    object.add("usage", nullptr);
+    return object;
+  }
+  object.add("usage", {{"input_tokens", usage.prompt_tokens},
+                       {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+                       {"output_tokens", usage.completion_tokens},
+                       {"output_tokens_details", {{"reasoning_tokens", 0}}},
+                       {"total_tokens", usage.prompt_tokens + usage.completion_tokens}});
   return object;
 }
 
-std::string ResponseFormat::event(const std::string& type, Json fields) {
-  Json all{{"type", type}, {"sequence_number", sequence_++}};
-  all.update(fields);
-  return "event: " + type + "\ndata: " + io::to_json_line(all) + "\n\n";
+std::string ResponseFormat::event(const std::string& type, const JsonText& fields) {
+  JsonText all{{"type", type}, {"sequence_number", sequence_++}};
+  all.add_all(fields);
+  return "event: " + type + "\ndata: " + all.text() + "\n\n";
 }
 
 std::string ResponseFormat::first_events() {
-  const Json part{{"type", "output_text"}, {"text", ""}, {"annotations", Json::array()}};
+  const JsonText part{{"type", "output_text"}, {"text", ""}, {"annotations", JsonText::array()}};
   auto events = event("response.created", {{"response", object(nullptr, {})}});
   events += event("response.in_progress", {{"response", object(nullptr, {})}});
   events += event("response.output_item.added", {{"output_index", 0}, {"item", item(nullptr)}});
@@ -253,13 +249,13 @@ data: {"type":"response.output_text.delta","sequence_number":)" +
 }
 
 std::string ResponseFormat::last_events(const Choice& choice, const Usage& usage) {
-  const Json part{{"type", "output_text"}, {"text", choice.text}, {"annotations", Json::array()}};
+  const JsonText part{{"type", "output_text"}, {"text", choice.text}, {"annotations", JsonText::array()}};
   const bool whole = choice.finish->reason == FinishReason::stop;
   auto events = event("response.output_text.done", {{"item_id", item_id_},
                                                     {"output_index", 0},
                                                     {"content_index", 0},
                                                     {"text", choice.text},
-                                                    {"logprobs", Json::array()}});
+                                                    {"logprobs", JsonText::array()}});
   events += event("response.content_part.done",
                   {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", part}});
   events += event("response.output_item.done", {{"output_index", 0}, {"item", item(&choice)}});

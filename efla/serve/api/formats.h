@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/serve/api/json_text.h"
 #include "efla/serve/api/requests.h"
 #include "efla/serve/engine.h"
 
@@ -59,15 +59,14 @@ struct ReplyHead {
 };
 
 std::string finish_reason(const Finish& finish);
-nlohmann::ordered_json usage_json(const Usage& usage);
+JsonText usage_json(const Usage& usage);
 
 // Returns the object "logprobs" of a completion or a chat for some tokens; null for none.
-nlohmann::ordered_json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens,
-                                     const data::Tokenizer& tokenizer);
+JsonText logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer);
 
 // Returns the whole reply of a completion or a chat.
-nlohmann::ordered_json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
-                                  const data::Tokenizer& tokenizer);
+JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
+                    const data::Tokenizer& tokenizer);
 
 // Returns server-sent events. `logprobs` is JSON.
 std::string event(std::string_view json);
@@ -75,7 +74,7 @@ std::string chunk_event(const ReplyHead& head, std::size_t index, std::string_vi
 std::string first_event(const ReplyHead& head, std::size_t index);  // the role, in a chat; otherwise nothing
 std::string last_event(const ReplyHead& head, std::size_t index, const Finish& finish);
 // An event without choices that has more fields.
-std::string extra_event(const ReplyHead& head, const nlohmann::ordered_json& fields);
+std::string extra_event(const ReplyHead& head, const JsonText& fields);
 inline constexpr std::string_view kDone = "data: [DONE]\n\n";
 
 // The object of /v1/responses, and the events of its stream.
@@ -84,7 +83,7 @@ class ResponseFormat {
   ResponseFormat(ReplyHead head, const GenerationRequest& request);
 
   // Returns the object; without `choice`, in progress.
-  nlohmann::ordered_json object(const Choice* choice, const Usage& usage) const;
+  JsonText object(const Choice* choice, const Usage& usage) const;
 
   std::string first_events();
   std::string text_event(std::string_view text);
@@ -92,11 +91,11 @@ class ResponseFormat {
   std::string error_event(const std::string& message);
 
  private:
-  std::string event(const std::string& type, nlohmann::ordered_json fields);
-  nlohmann::ordered_json item(const Choice* choice) const;
+  std::string event(const std::string& type, const JsonText& fields);
+  JsonText item(const Choice* choice) const;
 
   ReplyHead head_;
-  nlohmann::ordered_json options_;
+  JsonText options_;
   std::string item_id_, text_prefix_;
   int sequence_ = 0;
 };

@@ -7,7 +7,6 @@
 #include <random>
 #include <utility>
 
-#include "efla/io/json.h"
 #include "efla/serve/api/base64.h"
 #include "efla/serve/api/echo.h"
 #include "efla/serve/api/error.h"
@@ -336,7 +335,7 @@ void Generation::send_text(std::size_t index, std::string_view text, std::size_t
   const std::vector<ScoredToken> fresh(choice.scored.begin() + static_cast<std::ptrdiff_t>(first_scored),
                                        choice.scored.end());
   const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer());
-  exchange_->write(chunk_event(head_, index, text, io::to_json_line(logprobs)));
+  exchange_->write(chunk_event(head_, index, text, logprobs.text()));
 }
 
 void Generation::finish(std::size_t index, const Finish& finish) {
@@ -384,26 +383,26 @@ void Generation::complete() {
 }
 
 void Generation::answer() {
-  nlohmann::ordered_json extra = nlohmann::ordered_json::object();
+  JsonText extra = JsonText::object();
   if (request_.return_state && !save_as_.empty()) {
-    extra["state"] = to_base64(context_.options.state_keys.sign(context_.engine.save(save_as_)));
+    extra.add("state", to_base64(context_.options.state_keys.sign(context_.engine.save(save_as_))));
   }
   drop_temporary();
   if (request_.stream) {
     if (response_) {
       exchange_->write(response_->last_events(choices_.front(), usage_));
     } else {
-      if (request_.include_usage) extra["usage"] = usage_json(usage_);
+      if (request_.include_usage) extra.add("usage", usage_json(usage_));
       // One write, because a state is large, and a write closes a connection that has too many unsent bytes.
-      exchange_->write((extra.empty() ? std::string() : extra_event(head_, extra)) + std::string(kDone));
+      exchange_->write((extra.is_empty() ? std::string() : extra_event(head_, extra)) + std::string(kDone));
     }
     return exchange_->end();
   }
   for (std::size_t i = 0; i < replies(); ++i) begin_reply(i);  // replies without a token have an echo too
   auto body =
       response_ ? response_->object(&choices_.front(), usage_) : reply_json(head_, choices_, usage_, tokenizer());
-  body.update(extra);
-  exchange_->reply({.body = io::to_json_line(body)});
+  body.add_all(extra);
+  exchange_->reply({.body = std::move(body).text()});
 }
 
 void Generation::fail(const ApiError& error) {

@@ -17,7 +17,8 @@
 namespace efla::serve {
 namespace {
 
-using Json = nlohmann::ordered_json;
+constexpr std::size_t kQuickBody = 64 << 10;  // bytes; a request with a larger body keeps no other one waiting
+constexpr std::chrono::milliseconds kLongestEnd{2'000};  // for the work of requests that the stop has cancelled
 
 // Returns the decoded parts of a path, which each follow a "/". Throws ApiError with status 400.
 std::vector<std::string> decoded_parts(std::string_view path) {
@@ -126,7 +127,9 @@ class Service::Implementation {
   }
   void metrics(Call& call);
   void models(Call& call) {
-    call.exchange->reply(json_reply({{"object", "list"}, {"data", Json::array({model_json()})}}));
+    JsonText list = JsonText::array();
+    list.push_back(model_json());
+    call.exchange->reply(json_reply({{"object", "list"}, {"data", list}}));
   }
   void model(Call& call) {
     check_model(context_, call.name);
@@ -150,7 +153,11 @@ class Service::Implementation {
   void generate(Call& call, GenerationRequest request) {
     start_generation(context_, std::move(request), call.client, call.exchange);
   }
-  Json model_json() const;
+  bool idle() {
+    const std::lock_guard lock(context_.mutex);
+    return queued_ == 0 && context_.running.empty();
+  }
+  JsonText model_json() const;
 
   Keys keys_;
   std::int64_t started_ =
@@ -238,9 +245,9 @@ void Service::Implementation::handle(HttpRequest request, std::shared_ptr<HttpEx
   });
 }
 
-    if (!head.content_encoding.empty() && lowercase(head.content_encoding) != "identity") {
-      throw ApiError(415, "Content-Encoding: got \"" + printable(head.content_encoding, 100) + "\", expected none");
-    }
+if (!head.content_encoding.empty() && lowercase(head.content_encoding) != "identity") {
+  throw ApiError(415, "Content-Encoding: got \"" + printable(head.content_encoding, 100) + "\", expected none");
+}
 void Service::Implementation::run_route(const Route& route, Call& call) {
   try {
     if (!call.name.empty() && route.run != &Implementation::model) check_session_name(call.name, "name");
@@ -256,7 +263,7 @@ void Service::Implementation::metrics(Call& call) {
                         .type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
-Json Service::Implementation::model_json() const {
+JsonText Service::Implementation::model_json() const {
   const auto& info = context_.info;
   return {{"id", context_.options.model},
           {"object", "model"},
@@ -294,13 +301,13 @@ void Service::Implementation::detokenize(Call& call) {
 
 void Service::Implementation::tokenizer_info(Call& call) {
   const auto& tokenizer = *context_.info.tokenizer;
-  const auto text_of = [&](std::int32_t id) { return id >= 0 ? Json(token_text(id, tokenizer)) : Json(); };
+  const auto text_of = [&](std::int32_t id) { return id >= 0 ? JsonText(token_text(id, tokenizer)) : JsonText(); };
   call.exchange->reply(json_reply({{"name", tokenizer.info().name},
                                    {"vocab_size", tokenizer.vocab_size()},
                                    {"bos_token", text_of(tokenizer.bos())},
                                    {"eos_token", text_of(tokenizer.eos())},
-                                   {"bos_token_id", tokenizer.bos() >= 0 ? Json(tokenizer.bos()) : Json()},
-                                   {"eos_token_id", tokenizer.eos() >= 0 ? Json(tokenizer.eos()) : Json()},
+                                   {"bos_token_id", tokenizer.bos() >= 0 ? JsonText(tokenizer.bos()) : JsonText()},
+                                   {"eos_token_id", tokenizer.eos() >= 0 ? JsonText(tokenizer.eos()) : JsonText()},
                                    {"chat_template", nullptr}}));
 }
 

@@ -1,7 +1,6 @@
 #include "efla/serve/api/sessions.h"
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -12,8 +11,6 @@
 
 namespace efla::serve {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 [[noreturn]] void refuse_existing(const std::string& name) {
   throw ApiError(400, "name: got \"" + name + "\", which exists, expected a new name", "name");
@@ -26,7 +23,7 @@ std::string client_name(const std::string& client, const std::string& name) {
   return name.starts_with(client + ".") ? name.substr(client.size() + 1) : "";
 }
 
-Json session_json(const Call& call, const SessionInfo& info) {
+JsonText session_json(const Call& call, const SessionInfo& info) {
   return {{"name", client_name(call.client, info.name)},
           {"object", "session"},
           {"tokens", info.tokens},
@@ -101,11 +98,11 @@ void begin_session(ApiContext& context, Call& call, const CreateSessionRequest& 
 }  // namespace
 
 void list_sessions(ApiContext& context, Call& call) {
-  Json list = Json::array();
+  JsonText list = JsonText::array();
   for (const auto& info : context.engine.sessions()) {
     if (!client_name(call.client, info.name).empty()) list.push_back(session_json(call, info));
   }
-  call.exchange->reply(json_reply({{"object", "list"}, {"data", std::move(list)}}));
+  call.exchange->reply(json_reply({{"object", "list"}, {"data", list}}));
 }
 
 void create_session(ApiContext& context, Call& call) {
