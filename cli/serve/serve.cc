@@ -20,6 +20,7 @@
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
+#include "cli/support/program.h"
 #include "cli/support/threads.h"
 #include "cli/support/weights.h"
 #include "efla/base/error.h"
@@ -88,8 +89,8 @@ void run(ServeArguments arguments) {
   if (!sessions.empty()) {
     auto made = std::make_unique<serve::DurableEngine>(std::move(running), sessions);
     durable = made.get();
-    running = std::move(made);
     for (const auto& file : made->set_aside()) print_or_drop(stderr, "efla: serve: " + file + "\n");
+    running = std::move(made);
   }
   serve::Service service(*running, api, keys, http);
   fmt::print("Serving {} at {}\n", api.model, service.address());
@@ -99,7 +100,9 @@ void run(ServeArguments arguments) {
     print_or_drop(stderr, "efla: serve: --host " + http.host +
                               " without --api-keys: everybody who reaches this address may use the model\n");
   }
-  service.run(milliseconds(grace), /*signals=*/true);
+  if (!service.run(milliseconds(grace), /*signals=*/true)) {
+    end_program("serve: a request that was cancelled did not end");
+  }
   if (durable != nullptr) durable->keep_unwritten();
 }
 
@@ -228,7 +231,7 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   add_count_option(command, "--max-connections", http.max_connections, "Open connections; further ones wait", 1);
   add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body", 1);
   add_bytes_option(command, "--request-memory", http.request_memory,
-                   "Bytes of all bodies, of requests that arrive, wait and run; further ones get status 503", 1);
+                   "Most bytes that all requests hold together: bodies, what they become, and replies", 1);
   add_bytes_option(command, "--max-header", http.max_header_bytes, "Most bytes of a request's header", 1024, 1 << 20);
   seconds("--deadline", arguments.deadline, "Longest time of a reply; 0: no limit", 0);
   seconds("--timeout", arguments.timeout, "Longest time for a header, and for 64 KiB of a body in either direction",

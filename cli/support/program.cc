@@ -244,6 +244,8 @@ int parse_and_run(CLI::App& program, int argc, char** argv) {
 
 }  // namespace
 
+void end_program(std::string_view message) { std::_Exit(report(kFailure, message)); }
+
 int run_program(const char* name, const char* about, int argc, char** argv,
                 std::initializer_list<AddCommand> commands) {
   open_standard_streams();

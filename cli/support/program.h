@@ -14,6 +14,9 @@ inline constexpr int kUserMistake = 2;
 // Prints one line on standard error and returns the exit code.
 int report(int code, std::string_view message);
 
+// Prints one line on standard error and ends the program with kFailure at once, without waiting for its threads.
+[[noreturn]] void end_program(std::string_view message);
+
 // Makes the program report an exception that nobody catches, on any thread, and end with kFailure: some libraries throw
 // on threads of their own.
 void report_uncaught_exceptions();

@@ -24,13 +24,44 @@ RefuseField refuse_argument(std::string operation) {
   };
 }
 
+namespace {
+
+constexpr std::size_t kLongest = 100;  // bytes of a value in a message
+
+// Returns the begin of a text as JSON. Half a character at its end, which no message shows, becomes U+FFFD.
+std::string text_begin(const std::string& text) {
+  return nlohmann::json(text.substr(0, kLongest)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// Appends a value as JSON, as far as a message shows it: the value may be of any size.
+void append_begin(std::string& out, const nlohmann::json& value) {
+  if (value.is_string()) {
+    out += text_begin(value.get_ref<const std::string&>());
+  } else if (!value.is_structured()) {
+    out += shown(value);
+  } else {
+    out += value.is_array() ? '[' : '{';
+    bool first = true;
+    for (auto it = value.begin(); it != value.end() && out.size() <= kLongest; ++it, first = false) {
+      if (!first) out += ',';
+      if (value.is_object()) out += text_begin(it.key()) + ':';
+      append_begin(out, *it);
+    }
+    out += value.is_array() ? ']' : '}';
+  }
+}
+
+}  // namespace
+
 std::string brief(const nlohmann::json& value) {
-  constexpr std::size_t kLongest = 100, kMostElements = 1000;
+  constexpr std::size_t kMostElements = 1000;
   if (value.is_structured() && value.size() > kMostElements) {
     return (value.is_array() ? "a list of " : "an object of ") + std::to_string(value.size()) +
            (value.is_array() ? " values" : " fields");
   }
-  return efla::printable(shown(value), kLongest);
+  std::string text;
+  append_begin(text, value);
+  return efla::printable(text, kLongest);
 }
 
 std::optional<std::int64_t> whole_number(const nlohmann::json& value) {

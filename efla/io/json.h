@@ -27,24 +27,25 @@ nlohmann::json parse_json_line(std::string_view line, const std::string& path, s
 // value, and ends the process if there is none.
 class JsonDocument {
  public:
-  // Called before memory is allocated (bytes > 0) and after it is freed (bytes < 0), in steps of about 64 KiB. What it
-  // throws ends the parsing.
+  // Called before memory is taken (bytes > 0) and after it is freed (bytes < 0), in steps of about 64 KiB. What it
+  // throws for bytes > 0 ends the parsing.
   using Hold = std::function<void(std::ptrdiff_t bytes)>;
 
   // Parses a text as parse_json does. Reports the memory of the value to `hold`, and while it parses also the memory
   // of the longest text in it.
-  JsonDocument(ByteView text, const std::string& path, std::size_t start = 0, const Hold& hold = {});
+  explicit JsonDocument(ByteView text, const std::string& path, std::size_t start = 0, Hold hold = {});
   ~JsonDocument();
   JsonDocument(const JsonDocument&) = delete;
   JsonDocument& operator=(const JsonDocument&) = delete;
 
-  const nlohmann::json& value() const { return value_; }
-  std::size_t bytes() const { return bytes_; }  // of the value, in memory
+  operator const nlohmann::json&() const { return value_; }
+  std::ptrdiff_t bytes() const { return held_; }  // of memory
   nlohmann::json take() { return std::move(value_); }
 
  private:
+  const Hold hold_;
   nlohmann::json value_;
-  std::size_t bytes_ = 0;
+  std::ptrdiff_t held_ = 0;
 };
 
 // Reads the value in a file. Throws IoError(content) with the byte offset if the file is not JSON.

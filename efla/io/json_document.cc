@@ -88,22 +88,19 @@ void dismantle(json& value) {
 // Builds a value of what nlohmann's parser reports.
 class Builder : public nlohmann::json_sax<json> {
  public:
-  Builder(json& root, ByteView text, const std::string& path, std::size_t start, const JsonDocument::Hold& hold)
-      : root_(root), text_(text), path_(path), start_(start), hold_(hold) {}
+  // held: what was reported to `hold`.
+  Builder(json& root, ByteView text, const std::string& path, std::size_t start, const JsonDocument::Hold& hold,
+          std::ptrdiff_t& held)
+      : root_(root), text_(text), path_(path), start_(start), hold_(hold), held_(held) {}
 
-  // Parses the text. Returns the bytes of the value in memory.
-  std::size_t parse() {
+  // Parses the text.
+  void parse() {
     const auto parser = 2 * static_cast<std::ptrdiff_t>(longest_text(text_));  // the lexer keeps a text twice
     count(parser);
     const CountingIterator begin{text_.data(), &read_}, end{text_.data() + text_.size(), &read_};
     json::sax_parse(begin, end, this);
     count(-parser);
     report();
-    return static_cast<std::size_t>(reported_);
-  }
-  // Reports that the value is gone.
-  void give_up() {
-    if (hold_ && reported_ != 0) hold_(-std::exchange(reported_, 0));
   }
 
   bool null() override { return add(nullptr); }
@@ -148,7 +145,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
   void report() {
     if (hold_) hold_(pending_);
-    reported_ += std::exchange(pending_, 0);
+    held_ += std::exchange(pending_, 0);
   }
 
   // Returns the place of the next value.
@@ -193,23 +190,27 @@ class Builder : public nlohmann::json_sax<json> {
   std::array<json*, kMaxDepth + 1> open_{};  // the lists and objects that have not ended
   std::size_t depth_ = 0;
   json* member_ = nullptr;  // the last member that was named, of the innermost object
-  std::ptrdiff_t pending_ = 0, reported_ = 0;
+  std::ptrdiff_t& held_;
+  std::ptrdiff_t pending_ = 0;  // bytes that are not reported
 };
 
 }  // namespace
 
-JsonDocument::JsonDocument(ByteView text, const std::string& path, std::size_t start, const Hold& hold) {
-  Builder builder(value_, text, path, start, hold);
+JsonDocument::JsonDocument(ByteView text, const std::string& path, std::size_t start, Hold hold)
+    : hold_(std::move(hold)) {
   try {
-    bytes_ = builder.parse();
+    Builder(value_, text, path, start, hold_, held_).parse();
   } catch (...) {
     dismantle(value_);
-    builder.give_up();
+    if (hold_) hold_(-held_);
     throw;
   }
 }
 
-JsonDocument::~JsonDocument() { dismantle(value_); }
+JsonDocument::~JsonDocument() {
+  dismantle(value_);
+  if (hold_) hold_(-held_);
+}
 
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start) {
   return JsonDocument(text, path, start).take();

@@ -85,7 +85,7 @@ void http_requests(io::ByteView bytes) {
   };
   Connection* now = nullptr;
   std::uint64_t number = 0;
-  host.exchange = [&](Connection& connection, std::uint64_t serial, const serve::BodyBytes&) {
+  host.exchange = [&](Connection& connection, std::uint64_t serial, const std::shared_ptr<serve::RequestHold>&) {
     now = &connection;
     number = serial;
     return nullptr;
@@ -117,7 +117,7 @@ void http_requests(io::ByteView bytes) {
   require(gone == held, "word of a client that left for each request without a reply");
   connection->set_gone(number, [&] { ++gone; });
   require(gone == held + 1, "word of a client that left before somebody asked");
-  require(*host.body_bytes == 0, "no bytes of bodies that are still counted");
+  require(*host.request_bytes == 0, "no bytes of requests that are still counted");
   std::uint64_t replies = 0;
   for (const auto& [status, count] : host.replies) replies += count;
   require(replies >= static_cast<std::uint64_t>(handled), "a reply to each request");

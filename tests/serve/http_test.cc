@@ -63,7 +63,7 @@ class HttpServing : public testing::Test {
     } else if (request.path == "/cancelled") {
       exchange->on_gone([exchange] { exchange->reply({.status = 503, .body = "stopped"}); });
     } else if (request.path == "/later") {
-      server_->work([exchange] { exchange->reply({.body = "later"}); });
+      server_->work(HttpServer::Lane::quick, [exchange] { exchange->reply({.body = "later"}); });
     } else if (request.path != "/drop") {
       exchange->reply({.body = request.method + " " + request.path + " " + request.query + " " + request.body});
     }
@@ -96,7 +96,7 @@ TEST_F(HttpServing, AnswersAndKeepsTheConnection) {
   }
   EXPECT_EQ(body_of(client.post("/echo", "some text")), "POST /echo  some text");
   EXPECT_EQ(body_of(client.get("/later")), "later");
-  EXPECT_EQ(status_of(client.get("/drop")), 500);
+  EXPECT_EQ(status_of(client.get("/drop")), 503);
   EXPECT_EQ(status_of(client.get("/a")), 200);
 }
 
@@ -192,7 +192,7 @@ TEST_F(HttpServing, HoldsTheBodiesOfAllRequestsToABound) {
     held.read_until("held");
     const auto most = post("/echo", 99'000);
     reading.send(most.substr(0, most.size() - 1'000));
-    EXPECT_TRUE(reaches([&] { return server_->body_bytes(); }, 99'000 + 98'000));
+    EXPECT_TRUE(reaches([&] { return server_->request_bytes(); }, 99'000 + 98'000));
     const auto reply = refused.ask(post("/echo", 99'000));
     EXPECT_EQ(status_of(reply), 503);
     EXPECT_NE(reply.find("Retry-After: 1"), std::string::npos) << reply;
@@ -203,7 +203,7 @@ TEST_F(HttpServing, HoldsTheBodiesOfAllRequestsToABound) {
   EXPECT_EQ(status_of(HttpClient(port_).ask(post("/echo", 99'000))), 200);
   reading.close();
   EXPECT_TRUE(reaches([&] { return server_->connections(); }, 0));
-  EXPECT_EQ(server_->body_bytes(), 0);
+  EXPECT_EQ(server_->request_bytes(), 0);
   options_.request_memory = 99'000;
   test::expect_error([&] { HttpServer(options_, {}, {}); }, "request_memory", "at least the 100000 bytes");
 }

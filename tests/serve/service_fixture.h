@@ -38,7 +38,7 @@ class ServiceTest : public testing::Test {
     service_ = std::make_unique<Service>(*engine_, options_, keys_, http_);
     const auto address = service_->address();
     port_ = std::stoi(address.substr(address.rfind(':') + 1));
-    thread_ = std::thread([this] { service_->run(60s, /*signals=*/true); });
+    thread_ = std::thread([this] { ended_ = service_->run(60s, /*signals=*/true); });
   }
   void stop(std::chrono::milliseconds grace) {
     if (!thread_.joinable()) return;
@@ -104,6 +104,7 @@ class ServiceTest : public testing::Test {
   std::unique_ptr<FakeEngine> engine_;
   std::unique_ptr<Service> service_;
   std::thread thread_;
+  bool ended_ = false;  // what run() has returned
   int port_ = 0;
 };
 

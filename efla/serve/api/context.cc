@@ -54,14 +54,21 @@ std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from
 }
 
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
-                                        const std::string& from, const std::string& field) {
+                                        const std::string& from, const std::string& field, HttpExchange& exchange) {
+  // Of an id: itself, and the names of the prompt's beginnings for the prefix cache.
+  constexpr std::size_t kIdBytes = 6;
+  const auto hold = [&](std::size_t ids) { exchange.hold(static_cast<std::ptrdiff_t>(kIdBytes * ids)); };
   const auto& tokenizer = *context.info.tokenizer;
   std::vector<std::int32_t> ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
     ids.assign(bos_ids(context, bos, from), tokenizer.bos());
-    const auto encoded = tokenizer.encode(*text);
-    ids.insert(ids.end(), encoded.begin(), encoded.end());
+    for_each_piece(tokenizer, *text, [&](std::string_view piece) {
+      const auto encoded = tokenizer.encode(piece);
+      hold(encoded.size());
+      ids.insert(ids.end(), encoded.begin(), encoded.end());
+    });
   } else {
+    hold(std::get<std::vector<std::int32_t>>(prompt).size());
     ids = std::get<std::vector<std::int32_t>>(prompt);
     require_ids(tokenizer, ids, field);  // because replies with logprobs name every token
   }

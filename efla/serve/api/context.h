@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,11 +40,24 @@ struct ApiContext {
   Engine& engine;
   EngineInfo info;
   ApiOptions options;
-  std::function<void(std::function<void()>)> work;  // calls a function on the thread for work
+  std::function<void(HttpServer::Lane, std::function<void()>)> work;  // HttpServer::work
   std::atomic<std::uint64_t> next_name = 0;
 
   std::mutex mutex{};                                // guards `running`
   std::map<std::string, std::int64_t> running = {};  // requests by client
+};
+
+// Memory that an exchange holds as long as the object lives. Throws what HttpExchange::hold throws.
+class HeldBytes {
+ public:
+  HeldBytes(HttpExchange& exchange, std::ptrdiff_t bytes) : exchange_(exchange), bytes_(bytes) { exchange.hold(bytes); }
+  ~HeldBytes() { exchange_.hold(-bytes_); }
+  HeldBytes(const HeldBytes&) = delete;
+  HeldBytes& operator=(const HeldBytes&) = delete;
+
+ private:
+  HttpExchange& exchange_;
+  const std::ptrdiff_t bytes_;
 };
 
 // A request on its way to a route. name: the part of the path that NAME stands for in the route's path.
@@ -52,6 +66,37 @@ struct Call {
   std::string client, name;
   std::shared_ptr<HttpExchange> exchange;
 };
+
+// Returns what `parse` makes of a call's body, which is freed.
+template <class Parse>
+auto read_body(Call& call, const Parse& parse) {
+  auto& exchange = *call.exchange;
+  const auto document = parse_body(call.request.body, [&](std::ptrdiff_t bytes) { exchange.hold(bytes); });
+  const auto body = std::ssize(call.request.body);
+  std::string().swap(call.request.body);
+  exchange.hold(-body);
+  const HeldBytes request(exchange, document.bytes());  // the request takes at most as much as its JSON
+  return parse(document);
+}
+
+// Calls f with pieces of a text, in order, whose ids together are the ids of the text. Between the pieces a request can
+// notice that its client has left.
+template <class F>
+void for_each_piece(const data::Tokenizer& tokenizer, std::string_view text, const F& f) {
+  constexpr std::size_t kPiece = 1 << 20;
+  while (text.size() > kPiece) {
+    data::TextCut cut;
+    for (std::size_t size = kPiece; cut.end == 0 && size < text.size(); size *= 2) {
+      auto end = size;
+      while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // between two characters
+      cut = tokenizer.last_cut(text.substr(0, end));
+    }
+    if (cut.end == 0) break;
+    f(text.substr(0, cut.end));
+    text.remove_prefix(cut.next);
+  }
+  f(text);
+}
 
 // Returns a reply of JSON.
 HttpReply json_reply(JsonText value);
@@ -66,9 +111,9 @@ void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_
 std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from);
 
 // Returns the ids of a prompt. Throws ApiError about `field`. from: the engine's name of the session that the prompt
-// continues; empty: the prompt begins a text, with a bos token if `bos`.
+// continues; empty: the prompt begins a text, with a bos token if `bos`. The exchange holds the memory of the ids.
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
-                                        const std::string& from, const std::string& field);
+                                        const std::string& from, const std::string& field, HttpExchange& exchange);
 
 // Stores a state that a client sent in the field "state", under the engine's name of a session. Throws ApiError about
 // the field.

@@ -51,6 +51,10 @@ ApiError current_error(const std::string& client) {
     throw;
   } catch (const ApiError& error) {
     return error;
+  } catch (const NoRequestMemory& error) {
+    return {error.alone ? 413 : 503, std::string(error.what()) + " (--request-memory)", "", "no_memory"};
+  } catch (const RequestGone&) {
+    return {503, "the server is stopping"};
   } catch (const QueueFull&) {
     return {429, "the queue is full: too many requests wait already", "", "queue_full"};
   } catch (const NoSuchSession& error) {

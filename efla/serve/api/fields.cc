@@ -1,14 +1,15 @@
 #include "efla/serve/api/fields.h"
 
+#include <utility>
+
 #include "efla/base/error.h"
-#include "efla/io/json.h"
 #include "efla/serve/api/error.h"
 
 namespace efla::serve {
 
-nlohmann::json parse_body(std::string_view body) {
+io::JsonDocument parse_body(std::string_view body, io::JsonDocument::Hold hold) {
   try {
-    return io::parse_json(io::as_bytes(body), "the request");
+    return io::JsonDocument(io::as_bytes(body), "the request", 0, std::move(hold));
   } catch (const IoError& error) {
     throw ApiError(400, error.what());
   }

@@ -5,11 +5,13 @@
 #include <string_view>
 
 #include "efla/io/fields.h"
+#include "efla/io/json.h"
 
 namespace efla::serve {
 
-// Parses the body of a request. Throws ApiError with status 400 that names the byte where it is not JSON.
-nlohmann::json parse_body(std::string_view body);
+// Parses the body of a request, whose memory it reports to `hold`. Throws ApiError with status 400 that names the byte
+// where it is not JSON, and what `hold` throws.
+io::JsonDocument parse_body(std::string_view body, io::JsonDocument::Hold hold = {});
 
 // Returns the fields of a request, whose functions throw ApiError with status 400.
 io::Fields fields_of(const nlohmann::json& body);

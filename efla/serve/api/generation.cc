@@ -32,6 +32,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
         place_(take_place(context, client_)),
         request_(std::move(request)),
         exchange_(std::move(exchange)) {}
+  ~Generation() { drop_temporary(); }  // of a request that had no memory for its end
 
   void start();
 
@@ -78,6 +79,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   }
   const data::Tokenizer& tokenizer() const { return *context_.info.tokenizer; }
   std::size_t prompt_of(std::size_t reply) const { return reply / static_cast<std::size_t>(request_.n); }
+  std::size_t most_reply_bytes() const;
   std::size_t replies() const { return prompts_.size() * static_cast<std::size_t>(request_.n); }
 
   ApiContext& context_;
@@ -141,8 +143,20 @@ void Generation::prepare() {
   if (request_.shape == Shape::response) response_ = std::make_unique<ResponseFormat>(head_, request_);
   prepare_states();
   prepare_prompts();
+  exchange_->hold(static_cast<std::ptrdiff_t>(most_reply_bytes()));
   choices_.resize(replies());
   scored_prompts_.resize(prompts_.size());
+}
+
+// Returns the bytes that the longest replies take, as texts, as scores and as JSON.
+std::size_t Generation::most_reply_bytes() const {
+  constexpr double kTokenBytes = 16, kScoreBytes = 256;  // per token, and per id with a log-probability
+  auto tokens = static_cast<double>(replies()) * static_cast<double>(*request_.max_tokens);
+  if (request_.logprobs < 0) return static_cast<std::size_t>(kTokenBytes * tokens);
+  for (const auto& prompt : prompts_) {
+    if (request_.echo) tokens += static_cast<double>(request_.n) * static_cast<double>(prompt.size());
+  }
+  return static_cast<std::size_t>(kScoreBytes * static_cast<double>(1 + request_.logprobs) * tokens);
 }
 
 // Finds or loads the state that the request continues, and names the state that the request leaves.
@@ -178,7 +192,9 @@ void Generation::prepare_prompts() {
   const char* field = request_.shape == Shape::completion ? "prompt"
                       : request_.shape == Shape::chat     ? "messages"
                                                           : "input";
-  const auto encode = [&](const Prompt& prompt) { return encode_prompt(context_, prompt, bos, from_, field); };
+  const auto encode = [&](const Prompt& prompt) {
+    return encode_prompt(context_, prompt, bos, from_, field, *exchange_);
+  };
   if (request_.shape == Shape::completion) {
     cache_after_ = {request_.cache_tokens};
   } else {
@@ -227,6 +243,7 @@ Request Generation::engine_request(std::size_t replica) const {
 // Submits the requests. Several replies to a prompt begin with forks of the state after the prompt, which is prefilled
 // once.
 void Generation::submit_all() {
+  forks_.resize(prompts_.size());  // now, because another thread reads the first ones while this one adds more
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
     auto request = engine_request(0);
     request.echo = request_.echo && request_.logprobs >= 0;
@@ -241,8 +258,7 @@ void Generation::submit_all() {
       continue;
     }
     temporary_.push_back("_" + std::to_string(context_.next_name++));
-    forks_.push_back(temporary_.back());
-    request.save_as = forks_.back();
+    request.save_as = forks_[i] = temporary_.back();
     request.max_tokens = 0;
     submit(std::move(request), replies() + i);
   }
@@ -265,7 +281,10 @@ void Generation::submit(Request request, std::size_t index) {
 
 // Completes the reply after the last request.
 void Generation::release() {
-  if (--left_ == 0) context_.work([self = shared_from_this()] { self->complete(); });
+  if (--left_ > 0) return;
+  constexpr std::size_t kQuickReply = 1 << 20;  // bytes; a longer reply keeps no other one waiting
+  const auto lane = most_reply_bytes() > kQuickReply ? HttpServer::Lane::slow : HttpServer::Lane::quick;
+  context_.work(lane, [self = shared_from_this()] { self->complete(); });
 }
 
 void Generation::submit_forks(std::size_t prompt) {
@@ -347,7 +366,8 @@ void Generation::finish(std::size_t index, const Finish& finish) {
     const auto n = static_cast<std::size_t>(request_.n);
     if (finish.reason == FinishReason::length || finish.reason == FinishReason::stop) {
       for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].scored = scored_prompts_[prompt];
-      return context_.work([self = shared_from_this(), prompt] { self->submit_forks(prompt); });
+      return context_.work(HttpServer::Lane::quick,
+                           [self = shared_from_this(), prompt] { self->submit_forks(prompt); });
     }
     for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].finish = finish;
     return release();
@@ -418,7 +438,7 @@ void Generation::drop_temporary() {
   for (const auto& name : std::exchange(temporary_, {})) {
     try {
       context_.engine.erase(name);
-    } catch (const std::exception&) {  // it was never stored, or no longer is
+    } catch (...) {  // it was never stored, or no longer is
     }
   }
 }

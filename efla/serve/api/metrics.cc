@@ -40,7 +40,7 @@ class Writer {
 }  // namespace
 
 std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>& replies, std::int64_t connections,
-                         std::int64_t body_bytes) {
+                         std::int64_t request_bytes) {
   Writer out;
   out.histogram("time_to_first_token_seconds", "From the request to the first token.", s.first_token_seconds);
   out.histogram("inter_token_latency_seconds", "From a token to the next of the same reply.", s.between_tokens_seconds);
@@ -70,7 +70,8 @@ std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>
   out.add("http_replies_total", "counter", "Replies by status.");
   for (const auto& [status, count] : replies) out.value(count, "status=\"" + std::to_string(status) + "\"");
   out.one("http_connections", "gauge", "Open connections.", connections);
-  out.one("http_body_bytes", "gauge", "Bytes of the bodies of requests that arrive, wait and run.", body_bytes);
+  out.one("http_request_bytes", "gauge", "Bytes of memory that requests hold: bodies, what is made of them, replies.",
+          request_bytes);
   return out.take();
 }
 

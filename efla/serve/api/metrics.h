@@ -9,8 +9,8 @@
 
 namespace efla::serve {
 
-// Returns all metrics. replies: numbers of replies by status.
+// Returns all metrics. replies: numbers of replies by status. request_bytes: of memory that requests hold.
 std::string metrics_text(const Statistics& statistics, const std::map<int, std::uint64_t>& replies,
-                         std::int64_t connections, std::int64_t body_bytes);
+                         std::int64_t connections, std::int64_t request_bytes);
 
 }  // namespace efla::serve

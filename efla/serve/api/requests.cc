@@ -51,12 +51,16 @@ void read_prompts(const Fields& fields, GenerationRequest& request) {
 
 void read_stop(const Fields& fields, GenerationRequest& request) {
   if (const auto* stop = fields.find("stop")) {
-    const auto list = stop->is_array() ? *stop : nlohmann::json::array({*stop});
-    for (const auto& text : list) {
-      if (!text.is_string() || text.get_ref<const std::string&>().empty() || list.size() > kMostStops) {
+    const auto read = [&](const nlohmann::json& text) {
+      if (!text.is_string() || text.get_ref<const std::string&>().empty() || request.stop.size() == kMostStops) {
         fields.refuse("stop", "a text or at most " + std::to_string(kMostStops) + " texts, none empty");
       }
       request.stop.push_back(text.get<std::string>());
+    };
+    if (stop->is_array()) {
+      std::for_each(stop->begin(), stop->end(), read);
+    } else {
+      read(*stop);
     }
   }
   if (const auto* ids = fields.find("stop_token_ids")) {
@@ -163,7 +167,8 @@ ChatMessage content_of(const Fields& message, const std::vector<std::string>& ty
   if (content->is_string()) return {"", content->get<std::string>()};
   if (!content->is_array()) message.refuse("content", "a text or a list of texts");
   ChatMessage read;
-  for (const auto& part : message.objects("content")) {
+  for (std::size_t i = 0; i < content->size(); ++i) {
+    const auto part = message.within("content[" + std::to_string(i) + "]", (*content)[i]);
     const auto type = part.find<std::string>("type").value_or("");
     if (std::find(types.begin(), types.end(), type) == types.end()) part.refuse("type", "\"" + types.front() + "\"");
     read.content += part.find<std::string>("text").value_or("");
@@ -180,7 +185,8 @@ std::vector<ChatMessage> messages(const Fields& fields, const std::string& name,
   if (list == nullptr || !list->is_array()) fields.refuse(name, "a list of messages");
   if (list->empty()) fields.refuse(name, "at least one message");
   std::vector<ChatMessage> chat;
-  for (const auto& message : fields.objects(name)) {
+  for (std::size_t i = 0; i < list->size(); ++i) {  // one Fields at a time, because each takes memory
+    const auto message = fields.within(name + "[" + std::to_string(i) + "]", (*list)[i]);
     auto role = message.find<std::string>("role").value_or("");
     if (role == "developer") role = "system";
     const auto field = name + "[" + std::to_string(chat.size()) + "].role";

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <span>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "efla/base/printable.h"
@@ -48,6 +51,17 @@ bool matches(std::string_view pattern, const std::vector<std::string>& parts, st
   return pattern.empty();
 }
 
+// Returns the bytes of the texts and ids of a request.
+std::size_t bytes_of(const GenerationRequest& request) {
+  std::size_t bytes = request.state ? request.state->size() : 0;
+  for (const auto& prompt : request.prompts) {
+    const auto* text = std::get_if<std::string>(&prompt);
+    bytes += text != nullptr ? text->size() : sizeof(std::int32_t) * std::get<1>(prompt).size();
+  }
+  for (const auto& message : request.chat) bytes += sizeof(message) + message.content.size();
+  return bytes;
+}
+
 bool is_json(std::string_view content_type) {
   auto type = content_type.substr(0, content_type.find(';'));
   while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
@@ -60,10 +74,11 @@ class Service::Implementation {
  public:
   Implementation(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
       : keys_(std::move(keys)),
-        context_{.engine = engine,
-                 .info = engine.info(),
-                 .options = std::move(options),
-                 .work = [this](std::function<void()> task) { server_.work(std::move(task)); }},
+        context_{
+            .engine = engine,
+            .info = engine.info(),
+            .options = std::move(options),
+            .work = [this](HttpServer::Lane lane, std::function<void()> task) { server_.work(lane, std::move(task)); }},
         server_(
             http, [this](const HttpRequest& head) { return check(head); },
             [this](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
@@ -72,7 +87,7 @@ class Service::Implementation {
 
   const std::string& address() const { return server_.address(); }
 
-  void run(std::chrono::milliseconds grace, bool signals) {
+  bool run(std::chrono::milliseconds grace, bool signals) {
     if (signals) {
       server_.run([this, grace] { stop(stopping_ ? std::chrono::milliseconds(0) : grace); });
     } else {
@@ -81,11 +96,12 @@ class Service::Implementation {
     ended_ = true;
     // Requests that the stop has cancelled end with the engine's next step. A request that the worker has only begun is
     // not counted as running yet, and would outlive this object.
-    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
-      if (queued_ > 0) continue;
-      const std::lock_guard lock(context_.mutex);
-      if (context_.running.empty()) return;
+    const auto late = Clock::now() + kLongestEnd;
+    while (!idle()) {
+      if (Clock::now() > late) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    return true;
   }
 
   void stop(std::chrono::milliseconds grace) {
@@ -135,9 +151,9 @@ class Service::Implementation {
     check_model(context_, call.name);
     call.exchange->reply(json_reply(model_json()));
   }
-  void completions(Call& call) { generate(call, parse_completion(parse_body(call.request.body))); }
-  void chat(Call& call) { generate(call, parse_chat(parse_body(call.request.body))); }
-  void responses(Call& call) { generate(call, parse_response(parse_body(call.request.body))); }
+  void completions(Call& call) { generate(call, read_body(call, parse_completion)); }
+  void chat(Call& call) { generate(call, read_body(call, parse_chat)); }
+  void responses(Call& call) { generate(call, read_body(call, parse_response)); }
   void delete_response(Call& call) { serve::delete_response(context_, call); }
   void tokenize(Call& call);
   void detokenize(Call& call);
@@ -151,6 +167,7 @@ class Service::Implementation {
   void download_state(Call& call) { serve::download_state(context_, call); }
   void upload_state(Call& call) { serve::upload_state(context_, call); }
   void generate(Call& call, GenerationRequest request) {
+    call.exchange->hold(static_cast<std::ptrdiff_t>(bytes_of(request)));
     start_generation(context_, std::move(request), call.client, call.exchange);
   }
   bool idle() {
@@ -163,7 +180,7 @@ class Service::Implementation {
   std::int64_t started_ =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::atomic<bool> stopping_ = false, ended_ = false;
-  std::atomic<std::int64_t> queued_ = 0;  // requests that wait for the worker, or that it handles
+  std::atomic<std::int64_t> queued_ = 0;  // requests that wait for a worker, or that one handles
   ApiContext context_;
   HttpServer server_;
 };
@@ -221,6 +238,9 @@ std::optional<HttpReply> Service::Implementation::check(const HttpRequest& head)
                      "invalid_api_key");
     }
     // A browser sends no JSON from a page of another origin unless the server allows the origin (CORS).
+    if (!head.content_encoding.empty() && lowercase(head.content_encoding) != "identity") {
+      throw ApiError(415, "Content-Encoding: got \"" + printable(head.content_encoding, 100) + "\", expected none");
+    }
     if (route.json && !is_json(head.content_type)) {
       throw ApiError(415, "Content-Type: got \"" + printable(head.content_type, 100) + "\", expected application/json");
     }
@@ -239,15 +259,13 @@ void Service::Implementation::handle(HttpRequest request, std::shared_ptr<HttpEx
   call->exchange = std::move(exchange);
   if (route.quick) return run_route(route, *call);
   ++queued_;
-  server_.work([this, &route, call] {
-    if (!ended_) run_route(route, *call);
-    --queued_;
+  const auto counted = std::shared_ptr<void>(nullptr, [this](void*) { --queued_; });
+  const auto lane = call->request.body.size() > kQuickBody ? HttpServer::Lane::slow : HttpServer::Lane::quick;
+  server_.work(lane, [this, &route, call, counted] {
+    if (!ended_ && !call->exchange->gone()) run_route(route, *call);
   });
 }
 
-if (!head.content_encoding.empty() && lowercase(head.content_encoding) != "identity") {
-  throw ApiError(415, "Content-Encoding: got \"" + printable(head.content_encoding, 100) + "\", expected none");
-}
 void Service::Implementation::run_route(const Route& route, Call& call) {
   try {
     if (!call.name.empty() && route.run != &Implementation::model) check_session_name(call.name, "name");
@@ -259,7 +277,7 @@ void Service::Implementation::run_route(const Route& route, Call& call) {
 
 void Service::Implementation::metrics(Call& call) {
   call.exchange->reply({.body = metrics_text(context_.engine.statistics(), server_.replies(), server_.connections(),
-                                             server_.body_bytes()),
+                                             server_.request_bytes()),
                         .type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
@@ -277,24 +295,37 @@ JsonText Service::Implementation::model_json() const {
           {"kv_bytes_per_token", context_.options.kv_bytes_per_token}};
 }
 
+// Writes the ids while it computes them, because they may take several times the memory of their text.
 void Service::Implementation::tokenize(Call& call) {
-  const auto request = parse_tokenize(parse_body(call.request.body));
+  const auto request = read_body(call, parse_tokenize);
+  auto& exchange = *call.exchange;
+  exchange.hold(std::ssize(request.text));
   const auto& tokenizer = *context_.info.tokenizer;
-  std::vector<std::int32_t> ids;
+  std::string body = R"({"tokens":[)";
+  std::size_t count = 0;
+  const auto add = [&](std::span<const std::int32_t> ids) {
+    const auto before = std::ssize(body);
+    for (const auto id : ids) body += (count++ > 0 ? "," : "") + std::to_string(id);
+    exchange.hold(std::ssize(body) - before);
+  };
+  const auto add_one = [&](std::int32_t id) { add({&id, 1}); };
   // Clients tokenize the texts that tokenizer_info has for the special tokens, in order to learn their ids.
-  for (const auto id : {tokenizer.bos(), tokenizer.eos()}) {
-    if (id >= 0 && request.text == token_text(id, tokenizer)) ids = {id};
+  const auto is_text_of = [&](std::int32_t id) { return id >= 0 && request.text == token_text(id, tokenizer); };
+  if (is_text_of(tokenizer.eos())) {
+    add_one(tokenizer.eos());
+  } else if (is_text_of(tokenizer.bos())) {
+    add_one(tokenizer.bos());
+  } else {
+    if (bos_ids(context_, request.bos.value_or(context_.options.bos), "") > 0) add_one(tokenizer.bos());
+    for_each_piece(tokenizer, request.text, [&](std::string_view piece) { add(tokenizer.encode(piece)); });
   }
-  if (ids.empty()) {
-    ids.assign(bos_ids(context_, request.bos.value_or(context_.options.bos), ""), tokenizer.bos());
-    const auto encoded = tokenizer.encode(request.text);
-    ids.insert(ids.end(), encoded.begin(), encoded.end());
-  }
-  call.exchange->reply(json_reply({{"tokens", ids}, {"count", ids.size()}}));
+  body += "],\"count\":" + std::to_string(count) + "}";
+  exchange.reply({.body = std::move(body)});
 }
 
 void Service::Implementation::detokenize(Call& call) {
-  const auto ids = parse_detokenize(parse_body(call.request.body));
+  const auto ids = read_body(call, parse_detokenize);
+  call.exchange->hold(static_cast<std::ptrdiff_t>(ids.size() * sizeof(ids[0])));
   require_ids(*context_.info.tokenizer, ids, "tokens");
   call.exchange->reply(json_reply({{"prompt", context_.info.tokenizer->decode(ids)}}));
 }
@@ -315,7 +346,7 @@ Service::Service(Engine& engine, ApiOptions options, Keys keys, const HttpOption
     : implementation_(std::make_unique<Implementation>(engine, std::move(options), std::move(keys), http)) {}
 Service::~Service() = default;
 const std::string& Service::address() const { return implementation_->address(); }
-void Service::run(std::chrono::milliseconds grace, bool signals) { implementation_->run(grace, signals); }
+bool Service::run(std::chrono::milliseconds grace, bool signals) { return implementation_->run(grace, signals); }
 void Service::stop(std::chrono::milliseconds grace) { implementation_->stop(grace); }
 
 }  // namespace efla::serve

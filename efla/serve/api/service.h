@@ -22,8 +22,9 @@ class Service {
 
   // Serves until SIGINT or SIGTERM (`signals`) or stop(). Then new requests for text and /health get status 503. run()
   // returns once every reply is finished; after `grace` it cancels the unfinished replies. A second signal cancels them
-  // at once.
-  void run(std::chrono::milliseconds grace, bool signals);
+  // at once. Returns false, less than five seconds after `grace`, if the work for a request still goes on: then the
+  // destructor waits for it.
+  [[nodiscard]] bool run(std::chrono::milliseconds grace, bool signals);
 
   // Stops run(). Any thread may call it.
   void stop(std::chrono::milliseconds grace);

@@ -66,7 +66,7 @@ void store(ApiContext& context, Call& call, const std::string& name, Request mad
       std::move(made),
       std::make_shared<Continuation>(
           [&context, call, name, status, place = take_place(context, call.client)](const Finish& finish) mutable {
-            context.work([&context, call, name, status, finish, place]() mutable {
+            context.work(HttpServer::Lane::quick, [&context, call, name, status, finish, place]() mutable {
               try {
                 if (finish.reason == FinishReason::error) throw ApiError(500, finish.error);
                 if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the request was cancelled");
@@ -87,11 +87,10 @@ void begin_session(ApiContext& context, Call& call, const CreateSessionRequest& 
   }
   Request made;
   if (!request.parent.empty()) made.session = engine_name(call.client, request.parent);
-  made.prompt =
-      encode_prompt(context, *request.prompt, request.bos.value_or(context.options.bos), made.session, "prompt");
+  made.prompt = encode_prompt(context, *request.prompt, request.bos.value_or(context.options.bos), made.session,
+                              "prompt", *call.exchange);
   made.save_as = name;
   made.max_tokens = 0;
-  call.request.body = {};
   store(context, call, request.name, std::move(made), 201);
 }
 
@@ -106,7 +105,7 @@ void list_sessions(ApiContext& context, Call& call) {
 }
 
 void create_session(ApiContext& context, Call& call) {
-  auto request = parse_create_session(parse_body(call.request.body));
+  auto request = read_body(call, parse_create_session);
   if (request.name.empty()) request.name = random_name("s-");
   if (request.prompt && request.name != request.parent) require_new(context, call, request.name);
   try {
@@ -135,14 +134,14 @@ void delete_response(ApiContext& context, Call& call) {
 }
 
 void fork_session(ApiContext& context, Call& call) {
-  auto copy = parse_fork(parse_body(call.request.body));
+  auto copy = read_body(call, parse_fork);
   if (copy.empty()) copy = random_name("s-");
   copy_session(context, call, call.name, copy);
   call.exchange->reply(session_reply(context, call, copy, 201));
 }
 
 void rewind_session(ApiContext& context, Call& call) {
-  const auto tokens = parse_rewind(parse_body(call.request.body));
+  const auto tokens = read_body(call, parse_rewind);
   if (tokens == 0) return call.exchange->reply(session_reply(context, call, call.name));
   Request made;
   made.session = made.save_as = engine_name(call.client, call.name);
@@ -151,11 +150,13 @@ void rewind_session(ApiContext& context, Call& call) {
 }
 
 void download_state(ApiContext& context, Call& call) {
+  call.exchange->hold(2 * static_cast<std::ptrdiff_t>(context.info.session_bytes));
   auto state = context.engine.save(engine_name(call.client, call.name));
   call.exchange->reply({.body = context.options.state_keys.sign(std::move(state)), .type = "application/octet-stream"});
 }
 
 void upload_state(ApiContext& context, Call& call) {
+  call.exchange->hold(std::ssize(call.request.body));  // of its copy
   load_state(context, engine_name(call.client, call.name), call.request.body);
   call.exchange->reply(session_reply(context, call, call.name));
 }

@@ -13,8 +13,8 @@ namespace {
 
 namespace http = boost::beast::http;
 
-constexpr std::size_t kPiece = 64 << 10;       // bytes of a body per timeout
-constexpr std::size_t kMostDrained = 1 << 20;  // bytes of a refused body
+constexpr std::size_t kPiece = SendQueue::kPiece;  // bytes of a body per timeout
+constexpr std::size_t kMostDrained = 1 << 20;      // bytes of a refused body
 constexpr std::chrono::seconds kDrainTime{2};
 
 std::string_view reason(int status) {
@@ -37,6 +37,12 @@ HttpReply error_reply(int status, std::string_view message) {
   return reply;
 }
 
+HttpReply unavailable(std::string_view message) {
+  auto reply = error_reply(503, message);
+  reply.fields.emplace_back("Retry-After: 1");
+  return reply;
+}
+
 // Returns the reply to a browser that asks whether a page may send a request with some header fields: "a, b", or "" for
 // none. What is not a list of names counts as none.
 HttpReply preflight_reply(std::string_view fields) {
@@ -53,31 +59,35 @@ void Connection::begin() { read_more(); }
 
 void Connection::received(bool failed, std::size_t bytes) {
   reading_ = false;
-  if (phase_ == Phase::closed) return;
-  if (failed) {
-    ended_ = true;
-    // A reply on its way still arrives where the client closed only its own direction.
-    if (phase_ == Phase::handling || (out_.empty() && writing_.empty())) return close();
-    keep_alive_ = false;
-    phase_ = Phase::refused;
-    return;
-  }
-  if (phase_ == Phase::draining) {
-    drained_ += bytes;
-    if (drained_ > kMostDrained) return close();
-    return read_more();
-  }
-  in_.commit(boost::asio::buffer_copy(in_.prepare(bytes), boost::asio::buffer(room_, bytes)));
-  proceed();
+  guard([&] {
+    if (phase_ == Phase::closed) return;
+    if (failed) {
+      ended_ = true;
+      // A reply on its way still arrives where the client closed only its own direction.
+      if (phase_ == Phase::handling || out_.empty()) return close();
+      keep_alive_ = false;
+      phase_ = Phase::refused;
+      return;
+    }
+    if (phase_ == Phase::draining) {
+      drained_ += bytes;
+      if (drained_ > kMostDrained) return close();
+      return read_more();
+    }
+    in_.commit(boost::asio::buffer_copy(in_.prepare(bytes), boost::asio::buffer(room_, bytes)));
+    proceed();
+  });
 }
 
 void Connection::proceed() {
   const auto self = shared_from_this();
   parsing_ = true;
-  parse();
+  guard([&] { parse(); });
   parsing_ = false;
-  write_more();
-  read_more();
+  guard([&] {
+    write_more();
+    read_more();
+  });
 }
 
 // Feeds the parser with what was read, until a request is complete, more bytes are needed, or a client that sends
@@ -90,6 +100,7 @@ void Connection::parse() {
       parser_->header_limit(static_cast<std::uint32_t>(host_.options.max_header_bytes));
       parser_->body_limit(host_.options.max_body_bytes);
       request_ = {};
+      held_ = std::make_shared<RequestHold>(host_.request_bytes, host_.options.request_memory);
       header_bytes_ = 0;
       phase_ = Phase::header;
       read_deadline_ = Clock::now() + host_.options.timeout;
@@ -115,6 +126,7 @@ void Connection::parsed_header() {
   request_.query = query_of(target);
   request_.authorization = text(message[http::field::authorization]);
   request_.content_type = text(message[http::field::content_type]);
+  request_.content_encoding = text(message[http::field::content_encoding]);
   keep_alive_ = message.keep_alive() && !host_.stopping;
   chunked_ = message.version() >= 11;
   head_only_ = request_.method == "HEAD";
@@ -126,7 +138,6 @@ void Connection::parsed_header() {
   phase_ = Phase::body;
   read_deadline_ = Clock::now() + host_.options.timeout;
   if (message.version() >= 11 && message.find(http::field::host) == message.end()) {
-  request_.content_encoding = text(message[http::field::content_encoding]);
     return refuse(error_reply(400, "a request of HTTP/1.1 needs the header Host"));
   }
   if (request_.method == "OPTIONS" && !allowed_origin_.empty()) {
@@ -134,19 +145,19 @@ void Connection::parsed_header() {
   }
   if (auto reply = host_.check(request_)) return refuse(std::move(*reply));
   const auto expect = message[http::field::expect];
-  if (!parser_->is_done() && boost::beast::iequals(expect, "100-continue")) out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+  if (!parser_->is_done() && boost::beast::iequals(expect, "100-continue"))
+    out_.append("HTTP/1.1 100 Continue\r\n\r\n");
 }
 
-// Counts the bytes of the body. Refuses the request if the bodies of all requests exceed request_memory.
+// Counts the bytes of the body. Refuses the request if all requests then hold more than request_memory.
 void Connection::count_body() {
-  const auto size = parser_->get().body().size();
-  if (size == body_.get()) return;
-  if (size / kPiece != body_.get() / kPiece) read_deadline_ = Clock::now() + host_.options.timeout;
-  body_.set(size);
-  if (*host_.body_bytes > host_.options.request_memory) {
-    auto reply = error_reply(503, "the bodies of the requests that wait and run take all the memory for requests");
-    reply.fields.emplace_back("Retry-After: 1");
-    refuse(std::move(reply));
+  const auto size = parser_->get().body().size(), before = held_->bytes();
+  if (size == before) return;
+  if (size / kPiece != before / kPiece) read_deadline_ = Clock::now() + host_.options.timeout;
+  try {
+    held_->add(static_cast<std::ptrdiff_t>(size - before));
+  } catch (const NoRequestMemory& error) {
+    refuse(unavailable(error.what()));
   }
 }
 
@@ -156,15 +167,15 @@ void Connection::parsed_body() {
   phase_ = Phase::handling;
   events_ = false;
   read_deadline_ = Clock::time_point::max();
-  host_.handle(std::move(request_), host_.exchange(*this, ++serial_, std::move(body_)));
+  host_.handle(std::move(request_), host_.exchange(*this, ++serial_, held_));
 }
 
 // Replies to a request whose body has not been read. The connection closes afterwards if there is a body.
 void Connection::refuse(HttpReply reply) {
   const bool more = !parser_->is_done();
   if (more) keep_alive_ = false;
-  append_header(reply, false);
-  if (!head_only_) out_ += reply.body;
+  auto head = header_of(reply, false);
+  out_.append(std::move(head), head_only_ ? std::string() : std::move(reply.body), nullptr);
   parser_.reset();
   finish();
 }
@@ -185,82 +196,109 @@ void Connection::refuse_bytes(const boost::beast::error_code& error) {
   }
 }
 
-void Connection::append_header(const HttpReply& reply, bool events) {
+std::string Connection::header_of(const HttpReply& reply, bool events) {
   ++host_.replies[reply.status];
-  out_ += chunked_ ? "HTTP/1.1 " : "HTTP/1.0 ";
-  out_ += std::to_string(reply.status);
-  out_ += ' ';
-  out_ += reason(reply.status);
+  std::string text = chunked_ ? "HTTP/1.1 " : "HTTP/1.0 ";
+  text += std::to_string(reply.status);
+  text += ' ';
+  text += reason(reply.status);
   if (reply.status != 204) {
-    out_ += "\r\nContent-Type: ";
-    out_ += reply.type;
+    text += "\r\nContent-Type: ";
+    text += reply.type;
   }
   if (events) {
-    if (chunked_) out_ += "\r\nTransfer-Encoding: chunked";
+    if (chunked_) text += "\r\nTransfer-Encoding: chunked";
     if (!chunked_) keep_alive_ = false;
-    out_ += "\r\nCache-Control: no-store\r\nX-Accel-Buffering: no";
+    text += "\r\nCache-Control: no-store\r\nX-Accel-Buffering: no";
   } else if (reply.status != 204) {
-    out_ += "\r\nContent-Length: ";
-    out_ += std::to_string(reply.body.size());
+    text += "\r\nContent-Length: ";
+    text += std::to_string(reply.body.size());
   }
   for (const auto& field : reply.fields) {
-    out_ += "\r\n";
-    out_ += field;
+    text += "\r\n";
+    text += field;
   }
-  if (!host_.options.cors_origins.empty()) out_ += "\r\nVary: Origin";
+  if (!host_.options.cors_origins.empty()) text += "\r\nVary: Origin";
   if (!allowed_origin_.empty()) {
-    out_ += "\r\nAccess-Control-Allow-Origin: " + allowed_origin_ + "\r\nAccess-Control-Expose-Headers: Retry-After";
+    text += "\r\nAccess-Control-Allow-Origin: " + allowed_origin_ + "\r\nAccess-Control-Expose-Headers: Retry-After";
   }
   if (host_.stopping) keep_alive_ = false;
   if (!keep_alive_) {
-    out_ += "\r\nConnection: close";
+    text += "\r\nConnection: close";
   } else if (!chunked_) {
-    out_ += "\r\nConnection: keep-alive";
+    text += "\r\nConnection: keep-alive";
   }
-  out_ += "\r\n\r\n";
+  text += "\r\n\r\n";
+  return text;
 }
 
 void Connection::reply(std::uint64_t serial, HttpReply reply) {
   if (!current(serial) || events_) return;
-  append_header(reply, false);
-  if (!head_only_) out_ += reply.body;
+  auto head = header_of(reply, false);
+  out_.append(std::move(head), head_only_ ? std::string() : std::move(reply.body), held_);
   finish();
 }
 
 void Connection::begin_events(std::uint64_t serial) {
   if (!current(serial) || events_) return;
-  append_header({.type = "text/event-stream"}, true);
+  out_.append(header_of({.type = "text/event-stream"}, true));
   events_ = true;
   last_write_ = Clock::now();
 }
 
 void Connection::write(std::uint64_t serial, std::string_view events) {
   if (!current(serial) || !events_ || events.empty()) return;
-  if (out_.size() + writing_.size() - write_begin_ > host_.options.max_unsent_bytes) return close();
+  if (out_.size() > host_.options.max_unsent_bytes) return close();
+  std::string text;
+  text.reserve(events.size() + 20);
   if (chunked_) {
-    append_hex(out_, events.size());
-    out_ += "\r\n";
+    append_hex(text, events.size());
+    text += "\r\n";
   }
-  out_ += events;
-  if (chunked_) out_ += "\r\n";
+  text += events;
+  if (chunked_) text += "\r\n";
+  const auto bytes = static_cast<std::ptrdiff_t>(text.size());
+  unsent_.add(bytes);
+  out_.append(std::move(text));
 }
 
 void Connection::end(std::uint64_t serial) {
-  if (!current(serial) || !events_) return;
-  if (chunked_) out_ += "0\r\n\r\n";
+  if (!current(serial)) return;
+  if (!events_) return abandon(serial);  // without memory for their begin
+  if (chunked_) out_.append("0\r\n\r\n");
   finish();
 }
 
 void Connection::abandon(std::uint64_t serial) {
   if (!current(serial)) return;
   if (events_) return close();
-  reply(serial, error_reply(500, "the request ended without a reply"));
+  reply(serial, unavailable("the server could not answer the request: it stops, or has not enough memory"));
+}
+
+// Ends what has failed: the request in progress with status 503, or the connection. Nothing of a reply is sent yet.
+void Connection::fail() noexcept {
+  try {
+    const bool read = phase_ == Phase::header || phase_ == Phase::body;
+    if (read || (phase_ == Phase::handling && !events_)) {
+      if (read) {
+        keep_alive_ = false;
+        if (phase_ == Phase::header) chunked_ = true;
+        refuse(unavailable("not enough memory"));
+      } else {
+        reply(serial_, unavailable("not enough memory"));
+      }
+      if (!parsing_) write_more();
+      return;
+    }
+  } catch (...) {  // not even memory for the error
+  }
+  close();
 }
 
 // Makes way for the next request, or for the end of the connection.
 void Connection::finish() {
   gone_ = nullptr;
-  body_.set(0);
+  held_.reset();
   phase_ = keep_alive_ ? Phase::idle : Phase::refused;
   read_deadline_ = Clock::now() + host_.options.idle_timeout;
 }
@@ -273,13 +311,11 @@ void Connection::read_more() {
 }
 
 void Connection::write_more() {
-  if (phase_ == Phase::closed || !writing_.empty()) return;
+  if (phase_ == Phase::closed || out_.writing()) return;
   if (!out_.empty()) {
-    writing_.swap(out_);
-    write_begin_ = 0;
     last_write_ = Clock::now();
     write_deadline_ = last_write_ + host_.options.timeout;
-    return start_write(std::string_view(writing_).substr(0, kPiece));
+    return start_write(out_.begin_write());
   }
   if (phase_ != Phase::refused) return;
   // The last reply is sent. A client that is still sending would lose it if the socket closed now.
@@ -291,22 +327,23 @@ void Connection::write_more() {
 }
 
 void Connection::written(bool failed) {
-  if (phase_ == Phase::closed) return;
-  if (failed) return close();
-  write_begin_ += std::min(kPiece, writing_.size() - write_begin_);
-  if (write_begin_ < writing_.size()) {
-    write_deadline_ = Clock::now() + host_.options.timeout;
-    return start_write(std::string_view(writing_).substr(write_begin_, kPiece));
-  }
-  writing_.clear();
-  write_begin_ = 0;
-  if (writing_.capacity() > kPiece) writing_ = {};
-  write_deadline_ = Clock::time_point::max();
-  proceed();
+  guard([&] {
+    if (phase_ == Phase::closed) return;
+    if (failed) return close();
+    out_.written();
+    if (unsent_.bytes() > out_.size()) unsent_.add(static_cast<std::ptrdiff_t>(out_.size() - unsent_.bytes()));
+    if (!out_.empty()) return write_more();
+    write_deadline_ = Clock::time_point::max();
+    proceed();
+  });
 }
 
 void Connection::check_deadline(Clock::time_point now) {
-  const bool written = out_.empty() && writing_.empty();
+  if (held_ && held_->abandoned()) {
+    abandon(serial_);
+    return proceed();
+  }
+  const bool written = out_.empty();
   if (now > write_deadline_) return close();
   if (now > read_deadline_ && (written || phase_ == Phase::draining)) {
     const bool half = phase_ == Phase::header || phase_ == Phase::body;
@@ -324,16 +361,22 @@ void Connection::check_deadline(Clock::time_point now) {
 }
 
 void Connection::set_gone(std::uint64_t serial, std::function<void()> gone) {
-  if (!current(serial)) return gone();
+  if (!current(serial)) return tell(gone);
   gone_ = std::move(gone);
 }
 
-void Connection::close() {
+void Connection::cancel() noexcept {
+  if (held_) held_->set_gone();
+  tell(std::exchange(gone_, nullptr));
+}
+
+void Connection::close() noexcept {
   if (phase_ == Phase::closed) return;
-  const auto self = shared_from_this();
+  const auto self = weak_from_this().lock();
   phase_ = Phase::closed;
-  body_.set(0);
-  if (const auto gone = std::exchange(gone_, nullptr)) gone();
+  cancel();
+  held_.reset();
+  unsent_.add(-static_cast<std::ptrdiff_t>(unsent_.bytes()));
   close_socket();
   host_.closed(*this);
 }

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "efla/serve/http/http.h"
+#include "efla/serve/http/send_queue.h"
 
 namespace efla::serve {
 
@@ -23,43 +24,70 @@ using Clock = std::chrono::steady_clock;
 
 class Connection;
 
-// Adds the bytes of one body to the total of all bodies, and subtracts them at its end, on any thread.
-class BodyBytes {
+// What one request holds, shared by its connection and its exchange: memory, as a part of the memory of all requests,
+// and whether somebody waits for the reply. Threads may call any function at once.
+class RequestHold {
  public:
   using Total = std::shared_ptr<std::atomic<std::size_t>>;
 
-  explicit BodyBytes(Total total) : total_(std::move(total)) {}
-  BodyBytes(BodyBytes&& other) noexcept : total_(other.total_), bytes_(std::exchange(other.bytes_, 0)) {}
-  BodyBytes& operator=(BodyBytes&&) = delete;
-  ~BodyBytes() { set(0); }
+  RequestHold(Total total, std::size_t limit) : total_(std::move(total)), limit_(limit) {}
+  ~RequestHold() { *total_ -= bytes_; }
+  RequestHold(const RequestHold&) = delete;
+  RequestHold& operator=(const RequestHold&) = delete;
 
-  void set(std::size_t bytes) {
-    *total_ += bytes - bytes_;
-    bytes_ = bytes;
+  // Adds bytes that are about to be taken, or subtracts bytes that were freed. Throws NoRequestMemory, only for bytes >
+  // 0, where all requests would hold more than the limit.
+  void add(std::ptrdiff_t bytes) {
+    const auto change = static_cast<std::size_t>(bytes);
+    const auto own = bytes_ += change;
+    if ((*total_ += change) <= limit_ || bytes <= 0) return;
+    bytes_ -= change;
+    *total_ -= change;
+    throw NoRequestMemory(own > limit_);
   }
-  std::size_t get() const { return bytes_; }
+  std::size_t bytes() const { return bytes_; }
+
+  void set_gone() { gone_ = true; }
+  bool gone() const { return gone_; }
+  // The exchange has ended without a reply. The connection notices it within the time of check_deadline.
+  void set_abandoned() { abandoned_ = true; }
+  bool abandoned() const { return abandoned_; }
 
  private:
-  Total total_;
-  std::size_t bytes_ = 0;
+  const Total total_;
+  const std::size_t limit_;
+  std::atomic<std::size_t> bytes_ = 0;
+  std::atomic<bool> gone_ = false, abandoned_ = false;
 };
+
+// Tells a request that nobody waits for its reply. Without memory for what it does then, the request goes on until it
+// asks whether it is gone.
+inline void tell(const std::function<void()>& gone) noexcept {
+  try {
+    if (gone) gone();
+  } catch (...) {
+  }
+}
 
 // What the connections of a server share.
 struct ConnectionHost {
   HttpOptions options;
   HttpServer::Check check;
   HttpServer::Handle handle;
-  std::function<std::shared_ptr<HttpExchange>(Connection&, std::uint64_t serial, BodyBytes body)> exchange;
+  std::function<std::shared_ptr<HttpExchange>(Connection&, std::uint64_t serial, std::shared_ptr<RequestHold>)>
+      exchange;
   std::function<void(Connection&)> closed;
-  std::map<int, std::uint64_t> replies;                                         // by status
-  BodyBytes::Total body_bytes = std::make_shared<std::atomic<std::size_t>>(0);  // of bodies that arrive, wait and run
-  bool stopping = false;                                                        // answers end with "Connection: close"
+  std::map<int, std::uint64_t> replies;  // by status
+  RequestHold::Total request_bytes = std::make_shared<std::atomic<std::size_t>>(0);
+  bool stopping = false;  // answers end with "Connection: close"
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   explicit Connection(ConnectionHost& host)
-      : host_(host), body_(host.body_bytes), read_deadline_(Clock::now() + host.options.timeout) {}
+      : host_(host),
+        unsent_(host.request_bytes, host.options.request_memory),
+        read_deadline_(Clock::now() + host.options.timeout) {}
   virtual ~Connection() = default;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -82,18 +110,27 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void set_gone(std::uint64_t serial, std::function<void()> gone);
   // Tells the request in progress to end, as if its client had left. A reply to it is still sent.
-  void cancel() {
-    if (const auto gone = std::exchange(gone_, nullptr)) gone();
-  }
+  void cancel() noexcept;
   // Closes, and cancels the request in progress.
-  void close();
+  void close() noexcept;
 
-  bool busy() const { return phase_ == Phase::handling || !out_.empty() || !writing_.empty(); }
+  // Calls a function that may throw. Then the request in progress ends with status 503, or the connection ends; the
+  // other connections go on.
+  template <class F>
+  void guard(const F& f) noexcept {
+    const auto self = weak_from_this().lock();
+    try {
+      f();
+    } catch (...) {
+      fail();
+    }
+  }
+
+  bool busy() const { return phase_ == Phase::handling || !out_.empty(); }
   bool parsing() const { return parsing_; }  // proceed() is running and need not be called
-  bool marked = false;                       // for the server's list of connections to continue
 
  protected:
-  // The socket calls these functions when a read or a write has ended.
+  // The socket calls these functions when a read or a write has ended. They throw nothing.
   void received(bool failed, std::size_t bytes);
   void written(bool failed);
 
@@ -111,14 +148,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void refuse(HttpReply reply);
   void refuse_bytes(const boost::beast::error_code& error);
   void count_body();
-  void append_header(const HttpReply& reply, bool events);
+  std::string header_of(const HttpReply& reply, bool events);
+  void fail() noexcept;
   void finish();
   void read_more();
   void write_more();
   bool current(std::uint64_t serial) const { return phase_ == Phase::handling && serial == serial_; }
 
   ConnectionHost& host_;
-  BodyBytes body_;  // of the body that is being read
+  std::shared_ptr<RequestHold> held_;  // of the request whose body is read, or that is handled
   Phase phase_ = Phase::idle;
   std::array<char, 8 << 10> room_;  // for the read in progress
   boost::beast::flat_buffer in_;    // received, not yet parsed
@@ -127,8 +165,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string allowed_origin_;
   std::uint64_t serial_ = 0;
   std::function<void()> gone_;
-  std::string out_, writing_;
-  std::size_t write_begin_ = 0;  // bytes of writing_ that were written
+  SendQueue out_;
+  RequestHold unsent_;  // events that are not sent
   std::size_t header_bytes_ = 0, drained_ = 0;
   bool reading_ = false, parsing_ = false, keep_alive_ = true, chunked_ = false, events_ = false, head_only_ = false,
        ended_ = false;

@@ -27,6 +27,7 @@
 
 #include "efla/base/error.h"
 #include "efla/serve/http/connection.h"
+#include "efla/serve/http/exchange.h"
 
 namespace efla::serve {
 namespace {
@@ -36,132 +37,8 @@ using asio::generic::stream_protocol;
 using boost::beast::error_code;
 
 constexpr std::chrono::milliseconds kSweep{250};     // how late a deadline may be noticed
+constexpr std::chrono::milliseconds kPause{10};      // after an error of the server's thread
 constexpr std::chrono::milliseconds kCancel{2'000};  // for the replies of requests that the end of the grace cancels
-
-// What an exchange tells its connection.
-struct Message {
-  enum class Kind { reply, begin, write, end, gone, abandon };
-  std::weak_ptr<Connection> connection = {};
-  std::uint64_t serial = 0;
-  Kind kind = Kind::reply;
-  HttpReply reply = {};
-  std::string text = {};
-  std::function<void()> gone = {};
-};
-
-// Messages of any thread, which the server's thread applies together: one wake-up per step of an engine, not per token.
-class Mailbox {
- public:
-  explicit Mailbox(asio::io_context& io) : io_(&io) {}
-
-  void send(Message message) {
-    if (thread_ == std::this_thread::get_id()) return apply(message);
-    const std::lock_guard lock(mutex_);
-    if (io_ == nullptr) return;
-    messages_.push_back(std::move(message));
-    if (messages_.size() == 1) asio::post(*io_, [this] { drain(); });
-  }
-
-  void use_this_thread() { thread_ = std::this_thread::get_id(); }
-  void close() {
-    const std::lock_guard lock(mutex_);
-    io_ = nullptr;
-  }
-
- private:
-  void drain() {
-    {
-      const std::lock_guard lock(mutex_);
-      taken_.swap(messages_);
-    }
-    for (auto& message : taken_) apply(message);
-    taken_.clear();
-    proceed();
-  }
-
-  void apply(Message& message) {
-    const auto connection = message.connection.lock();
-    if (!connection) {
-      if (message.gone) message.gone();
-      return;
-    }
-    switch (message.kind) {
-      case Message::Kind::reply:
-        connection->reply(message.serial, std::move(message.reply));
-        break;
-      case Message::Kind::begin:
-        connection->begin_events(message.serial);
-        break;
-      case Message::Kind::write:
-        connection->write(message.serial, message.text);
-        break;
-      case Message::Kind::end:
-        connection->end(message.serial);
-        break;
-      case Message::Kind::abandon:
-        connection->abandon(message.serial);
-        break;
-      case Message::Kind::gone:
-        connection->set_gone(message.serial, std::move(message.gone));
-        break;
-    }
-    if (io_ == nullptr) return;  // the server ends, and has closed every connection
-    if (connection->parsing() || std::exchange(connection->marked, true)) return;
-    changed_.push_back(connection);
-    if (changed_.size() == 1 && taken_.empty()) asio::post(*io_, [this] { proceed(); });
-  }
-
-  void proceed() {
-    const auto changed = std::exchange(changed_, {});
-    for (const auto& connection : changed) {
-      connection->marked = false;
-      connection->proceed();
-    }
-  }
-
-  std::mutex mutex_;
-  asio::io_context* io_;
-  std::atomic<std::thread::id> thread_ = std::thread::id();
-  std::vector<Message> messages_, taken_;
-  std::vector<std::shared_ptr<Connection>> changed_;
-};
-
-class Exchange : public HttpExchange {
- public:
-  Exchange(std::shared_ptr<Mailbox> mailbox, Connection& connection, std::uint64_t serial, BodyBytes body)
-      : mailbox_(std::move(mailbox)),
-        connection_(connection.weak_from_this()),
-        serial_(serial),
-        body_(std::move(body)) {}
-  ~Exchange() override {
-    if (!over_) send({.kind = Message::Kind::abandon});
-  }
-
-  void reply(HttpReply reply) override {
-    over_ = true;
-    send({.kind = Message::Kind::reply, .reply = std::move(reply)});
-  }
-  void begin_events() override { send({.kind = Message::Kind::begin}); }
-  void write(std::string_view events) override { send({.kind = Message::Kind::write, .text = std::string(events)}); }
-  void end() override {
-    over_ = true;
-    send({.kind = Message::Kind::end});
-  }
-  void on_gone(std::function<void()> gone) override { send({.kind = Message::Kind::gone, .gone = std::move(gone)}); }
-
- private:
-  void send(Message message) {
-    message.connection = connection_;
-    message.serial = serial_;
-    mailbox_->send(std::move(message));
-  }
-
-  std::shared_ptr<Mailbox> mailbox_;
-  std::weak_ptr<Connection> connection_;
-  std::uint64_t serial_;
-  BodyBytes body_;
-  std::atomic<bool> over_ = false;
-};
 
 // A connection with its socket, which may be wrapped in TLS.
 template <class Stream>
@@ -220,8 +97,8 @@ class HttpServer::Implementation {
     host_.options = options;
     host_.check = std::move(check);
     host_.handle = std::move(handle);
-    host_.exchange = [this](Connection& connection, std::uint64_t serial, BodyBytes body) {
-      return std::make_shared<Exchange>(mailbox_, connection, serial, std::move(body));
+    host_.exchange = [this](Connection& connection, std::uint64_t serial, std::shared_ptr<RequestHold> hold) {
+      return std::make_shared<Exchange>(mailbox_, connection, serial, std::move(hold));
     };
     if (options.request_memory < options.max_body_bytes) {
       throw Error("serve", "request_memory", std::to_string(options.request_memory),
@@ -242,8 +119,8 @@ class HttpServer::Implementation {
   }
 
   ~Implementation() {
-    workers_.stop();
-    workers_.join();
+    for (auto* workers : {&quick_, &slow_}) workers->stop();
+    for (auto* workers : {&quick_, &slow_}) workers->join();
     mailbox_->close();
     mailbox_->use_this_thread();
     for (const auto& connection : std::vector(connections_.begin(), connections_.end())) connection->close();
@@ -255,14 +132,29 @@ class HttpServer::Implementation {
     if (signalled) {
       signalled_ = std::move(signalled);
       catch_signals();
-      await_signal();
     }
-    accept();
-    sweep();
-    io_.run();
+    // Connections handle their exceptions themselves. Another one, as without memory for a timer, ends one call.
+    for (bool ended = false; !ended;) {
+      try {
+        if (signalled_ && !awaiting_signal_) await_signal();
+        if (!accepting_) accept();
+        sweep();
+        io_.run();
+        ended = true;
+      } catch (const std::exception&) {
+        std::this_thread::sleep_for(kPause);
+      }
+    }
   }
 
-  void work(std::function<void()> task) { asio::post(workers_, std::move(task)); }
+  void work(Lane lane, std::function<void()> task) {
+    asio::post(lane == Lane::quick ? quick_ : slow_, [task = std::move(task)] {
+      try {
+        task();
+      } catch (...) {  // the request has ended without a reply, which the connection notices
+      }
+    });
+  }
 
   void after(std::chrono::milliseconds time, std::function<void()> task) {
     auto timer = std::make_shared<asio::steady_timer>(io_, time);
@@ -281,7 +173,7 @@ class HttpServer::Implementation {
 
   const std::string& address() const { return address_; }
   std::int64_t connections() const { return open_; }
-  std::int64_t body_bytes() const { return static_cast<std::int64_t>(*host_.body_bytes); }
+  std::int64_t request_bytes() const { return static_cast<std::int64_t>(*host_.request_bytes); }
   const std::map<int, std::uint64_t>& replies() const { return host_.replies; }
 
  private:
@@ -366,29 +258,38 @@ class HttpServer::Implementation {
     address_ = "unix:" + path;
   }
 
-  void accept() {
-    accepting_ = connections_.size() < host_.options.max_connections && acceptor_.is_open();
-    if (!accepting_) return;
+  // Waits for the next connection, unless there are too many. sweep() tries again where there is no memory for it.
+  void accept() noexcept try {
+    accepting_ = false;
+    if (connections_.size() >= host_.options.max_connections || !acceptor_.is_open()) return;
     acceptor_.async_accept([this](error_code error, stream_protocol::socket socket) {
       if (error == asio::error::operation_aborted) return;
-      if (error) return after(kSweep, [this] { accept(); });  // for example too many open files
-      error_code ignored;
-      if (host_.options.unix_socket.empty()) socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-      if (tls_) {
-        add(std::make_shared<SocketConnection<asio::ssl::stream<stream_protocol::socket>>>(host_, std::move(socket),
-                                                                                           *tls_));
-      } else {
-        add(std::make_shared<SocketConnection<stream_protocol::socket>>(host_, std::move(socket)));
-      }
+      accepting_ = false;
+      if (error) return;  // for example too many open files: sweep() tries again
+      accepted(std::move(socket));
       accept();
     });
+    accepting_ = true;
+  } catch (const std::exception&) {
+  }
+
+  void accepted(stream_protocol::socket socket) noexcept try {
+    error_code ignored;
+    if (host_.options.unix_socket.empty()) socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+    if (tls_) {
+      add(std::make_shared<SocketConnection<asio::ssl::stream<stream_protocol::socket>>>(host_, std::move(socket),
+                                                                                         *tls_));
+    } else {
+      add(std::make_shared<SocketConnection<stream_protocol::socket>>(host_, std::move(socket)));
+    }
+  } catch (const std::exception&) {  // no memory for one more connection, which ends
   }
 
   template <class Added>
   void add(const std::shared_ptr<Added>& connection) {
     connections_.insert(connection);
     open_ = static_cast<std::int64_t>(connections_.size());
-    connection->open();
+    connection->guard([&] { connection->open(); });
   }
 
   void catch_signals() {
@@ -398,10 +299,12 @@ class HttpServer::Implementation {
 
   void await_signal() {
     signals_.async_wait([this](error_code error, int) {
+      awaiting_signal_ = false;
       if (error) return;
       signalled_();
       await_signal();
     });
+    awaiting_signal_ = true;
   }
 
   void sweep() {
@@ -409,8 +312,9 @@ class HttpServer::Implementation {
     sweep_.async_wait([this](error_code error) {
       if (error) return;
       const auto now = Clock::now();
+      if (!accepting_) accept();
       for (const auto& connection : std::vector(connections_.begin(), connections_.end())) {
-        connection->check_deadline(now);
+        connection->guard([&] { connection->check_deadline(now); });
       }
       if (host_.stopping) end_if_idle();
       sweep();
@@ -439,13 +343,13 @@ class HttpServer::Implementation {
   asio::basic_socket_acceptor<stream_protocol> acceptor_;
   asio::signal_set signals_;
   asio::steady_timer sweep_;
-  asio::thread_pool workers_{1};
+  asio::thread_pool quick_{1}, slow_{1};
   std::function<void()> signalled_;
   std::unordered_set<std::shared_ptr<Connection>> connections_;
   std::atomic<std::int64_t> open_ = 0;
   std::string address_;
   Clock::time_point stop_at_ = Clock::time_point::max();
-  bool accepting_ = false;
+  bool accepting_ = false, awaiting_signal_ = false;
 };
 
 HttpServer::HttpServer(const HttpOptions& options, Check check, Handle handle)
@@ -453,13 +357,13 @@ HttpServer::HttpServer(const HttpOptions& options, Check check, Handle handle)
 HttpServer::~HttpServer() = default;
 const std::string& HttpServer::address() const { return implementation_->address(); }
 void HttpServer::run(std::function<void()> signalled) { implementation_->run(std::move(signalled)); }
-void HttpServer::work(std::function<void()> task) { implementation_->work(std::move(task)); }
+void HttpServer::work(Lane lane, std::function<void()> task) { implementation_->work(lane, std::move(task)); }
 void HttpServer::after(std::chrono::milliseconds time, std::function<void()> task) {
   implementation_->after(time, std::move(task));
 }
 void HttpServer::stop(std::chrono::milliseconds grace) { implementation_->stop(grace); }
 std::int64_t HttpServer::connections() const { return implementation_->connections(); }
-std::int64_t HttpServer::body_bytes() const { return implementation_->body_bytes(); }
+std::int64_t HttpServer::request_bytes() const { return implementation_->request_bytes(); }
 const std::map<int, std::uint64_t>& HttpServer::replies() const { return implementation_->replies(); }
 
 }  // namespace efla::serve

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,7 +24,7 @@ struct HttpOptions {
   std::vector<std::string> cors_origins;  // pages of these origins may call; "*": of any
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 64 << 20;
-  std::size_t request_memory = 256 << 20;  // bytes of all bodies, each from its first byte to the end of its reply
+  std::size_t request_memory = 512 << 20;  // bytes that all requests hold: bodies, what is made of them, replies
   std::size_t max_unsent_bytes = 4 << 20;  // of a stream whose client does not read
   std::size_t max_connections = 4096;
   std::chrono::milliseconds timeout{30'000};       // for a header, and for each 64 KiB of a body in either direction
@@ -45,11 +46,34 @@ struct HttpReply {
   std::vector<std::string> fields = {};  // more header lines, such as "Retry-After: 1"
 };
 
+// A request that needs more memory than HttpOptions::request_memory has left, or than it has at all (`alone`).
+struct NoRequestMemory : std::exception {
+  explicit NoRequestMemory(bool alone) : alone(alone) {}
+  const char* what() const noexcept override {
+    return alone ? "the request needs more memory than the server has for requests"
+                 : "the requests that wait and run take all the memory for requests";
+  }
+  bool alone;
+};
+
+// A request whose reply nobody waits for any more.
+struct RequestGone : std::exception {
+  const char* what() const noexcept override { return "the request was cancelled"; }
+};
+
 // The reply to one request. Any thread may call the functions. A request whose exchange is destroyed without a reply
-// gets status 500; a stream without an end is cut.
+// gets status 503; a stream without an end is cut. Functions that throw std::bad_alloc have sent nothing.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
+
+  // Returns whether nobody waits for the reply: the client has left, or the server's stop has cancelled the request.
+  virtual bool gone() const = 0;
+
+  // Counts memory that the request holds besides its body, until the reply is sent: bytes > 0 before the memory is
+  // taken, bytes < 0 after it is freed. For bytes > 0 throws RequestGone, so that long work ends with its client, and
+  // NoRequestMemory.
+  virtual void hold(std::ptrdiff_t bytes) = 0;
 
   // Sends a whole reply.
   virtual void reply(HttpReply reply) = 0;
@@ -84,8 +108,10 @@ class HttpServer {
   // Serves until it is stopped. SIGINT and SIGTERM call `signalled` on this thread.
   void run(std::function<void()> signalled = {});
 
-  // Calls a function on the one thread for work that would delay other requests.
-  void work(std::function<void()> task);
+  // Calls a function on one of two threads for work that would delay other requests: one for tasks that take long, and
+  // one for the others, which therefore never wait for them. A task's exceptions are ignored.
+  enum class Lane { quick, slow };
+  void work(Lane lane, std::function<void()> task);
   // Calls a function on the thread of run() after a time.
   void after(std::chrono::milliseconds time, std::function<void()> task);
 
@@ -93,8 +119,8 @@ class HttpServer {
   // answered, or two seconds later. Any thread may call it.
   void stop(std::chrono::milliseconds grace);
 
-  std::int64_t connections() const;  // open now
-  std::int64_t body_bytes() const;   // of requests that arrive, wait and run
+  std::int64_t connections() const;    // open now
+  std::int64_t request_bytes() const;  // of memory that requests hold
   // Returns the number of replies so far by status. On the thread of run() alone.
   const std::map<int, std::uint64_t>& replies() const;
 
