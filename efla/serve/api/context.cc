@@ -62,8 +62,7 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
   std::vector<std::int32_t> ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
     ids.assign(bos_ids(context, bos, from), tokenizer.bos());
-    for_each_piece(tokenizer, *text, [&](std::string_view piece) {
-      const auto encoded = tokenizer.encode(piece);
+    encode_in_pieces(tokenizer, *text, [&](const std::vector<std::int32_t>& encoded) {
       hold(encoded.size());
       ids.insert(ids.end(), encoded.begin(), encoded.end());
     });

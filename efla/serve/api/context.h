@@ -79,23 +79,25 @@ auto read_body(Call& call, const Parse& parse) {
   return parse(document);
 }
 
-// Calls f with pieces of a text, in order, whose ids together are the ids of the text. Between the pieces a request can
-// notice that its client has left.
+// Calls f with the ids of the pieces of a text, in order, which together are the ids of the text. Between the pieces a
+// request can notice that its client has left.
 template <class F>
-void for_each_piece(const data::Tokenizer& tokenizer, std::string_view text, const F& f) {
+void encode_in_pieces(const data::Tokenizer& tokenizer, std::string_view text, const F& f) {
   constexpr std::size_t kPiece = 1 << 20;
+  bool begins = true;
   while (text.size() > kPiece) {
-    data::TextCut cut;
-    for (std::size_t size = kPiece; cut.end == 0 && size < text.size(); size *= 2) {
+    std::size_t cut = 0;
+    for (std::size_t size = kPiece; cut == 0 && size < text.size(); size *= 2) {
       auto end = size;
       while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // between two characters
       cut = tokenizer.last_cut(text.substr(0, end));
     }
-    if (cut.end == 0) break;
-    f(text.substr(0, cut.end));
-    text.remove_prefix(cut.next);
+    if (cut == 0) break;
+    f(tokenizer.encode_part(text.substr(0, cut), begins));
+    begins = false;
+    text.remove_prefix(cut);
   }
-  f(text);
+  f(tokenizer.encode_part(text, begins));
 }
 
 // Returns a reply of JSON.

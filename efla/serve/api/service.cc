@@ -317,7 +317,7 @@ void Service::Implementation::tokenize(Call& call) {
     add_one(tokenizer.bos());
   } else {
     if (bos_ids(context_, request.bos.value_or(context_.options.bos), "") > 0) add_one(tokenizer.bos());
-    for_each_piece(tokenizer, request.text, [&](std::string_view piece) { add(tokenizer.encode(piece)); });
+    encode_in_pieces(tokenizer, request.text, add);
   }
   body += "],\"count\":" + std::to_string(count) + "}";
   exchange.reply({.body = std::move(body)});
