@@ -35,7 +35,7 @@ class ServePage : public testing::Test {
     HttpOptions http;
     http.port = 0;
     service_ = std::make_unique<Service>(engine_, std::move(options), Keys(), http);
-    thread_ = std::thread([this] { service_->run(0ms, false); });
+    thread_ = std::thread([this] { EXPECT_TRUE(service_->run(0ms, false)); });
   }
   ~ServePage() override {
     service_->stop(0ms);

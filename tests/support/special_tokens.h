@@ -39,7 +39,7 @@ class BytesWithSpecial final : public data::Tokenizer {
     set_special_text(id, text);
   }
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode_part(std::string_view text, bool) const override {
     const std::string& special = special_texts().at(id_);
     std::vector<std::int32_t> ids;
     while (!text.empty()) {
@@ -51,7 +51,7 @@ class BytesWithSpecial final : public data::Tokenizer {
   }
   std::string_view bytes_of(std::int32_t id) const override { return id == id_ ? "" : bytes_->bytes_of(id); }
   bool begins_with_added_space(std::int32_t) const override { return false; }
-  data::TextCut last_cut(std::string_view) const override { return {}; }
+  std::size_t last_cut(std::string_view) const override { return 0; }
 
  private:
   std::unique_ptr<data::Tokenizer> bytes_ = data::load_tokenizer("bytes");

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kReach = 256;
 
 // Returns the first character of a text that is not empty. A byte that begins no character counts as one.
-std::string_view first_character(std::string_view text) {
+std::string_view leading_character(std::string_view text) {
   return text.substr(0, static_cast<std::size_t>(std::max(utf8_character(text), 1)));
 }
 
@@ -53,8 +53,8 @@ class Walk {
       return pass(token.size() - 1);  // behind an added token that is not special
     }
     const bool is_whole = utf8_character(token) > 0;
-    const bool is_known =
-        !is_whole || Decomposition(first_character(token)).codes[0] == Decomposition(first_character(rest())).codes[0];
+    const bool is_known = !is_whole || Decomposition(leading_character(token)).codes[0] ==
+                                           Decomposition(leading_character(rest())).codes[0];
     return is_known ? push_normalized(token) : push_unknown(token);
   }
 
@@ -65,7 +65,7 @@ class Walk {
   std::size_t spaces_here(std::size_t most) const {
     std::size_t count = 0;
     for (auto text = rest(); count < most && !text.empty(); ++count) {
-      const auto character = first_character(text);
+      const auto character = leading_character(text);
       if (Decomposition(character).codes[0] != ' ') break;
       text.remove_prefix(character.size());
     }
@@ -85,10 +85,10 @@ class Walk {
     const auto offset = begun_ + (held_.empty() || ahead_ > 0 ? 0 : 1);
     held_ += token;
     while (!held_.empty() && utf8_character(held_) >= 0) {
-      const auto character = first_character(held_);
+      const auto character = leading_character(held_);
       const auto size = Decomposition(character).size;
-      for (; ahead_ < size && !rest().empty(); pass(first_character(rest()).size())) {
-        ahead_ += Decomposition(first_character(rest())).size;
+      for (; ahead_ < size && !rest().empty(); pass(leading_character(rest()).size())) {
+        ahead_ += Decomposition(leading_character(rest())).size;
       }
       ahead_ -= std::min(ahead_, size);
       held_.erase(0, character.size());
