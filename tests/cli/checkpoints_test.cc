@@ -164,27 +164,27 @@ TEST_F(Checkpoints, ATokenizerJsonGoesAlong) {
 }
 
 TEST_F(Checkpoints, OfTwoTokenizersTheOneWithTheAddedTokensGoesAlong) {
-  const auto model = sentencepiece_model({"\u2581hi", "h", "i", "\u2581"});
+  const auto model = sentencepiece_model({"\u2581hi", "hi", "h", "i", "\u2581"});
   auto files = data::tokenizer_json(write_text(folder_ / "small.model", model));
-  files.tokenizer["added_tokens"].push_back(test::added_token(263, "<|im_end|>", true, false));
+  files.tokenizer["added_tokens"].push_back(test::added_token(264, "<|im_end|>", true, false));
   files.config["eos_token"] = "<|im_end|>";
   write_text(fs::path(model_) / "tokenizer.model", model);
   write_text(fs::path(model_) / "tokenizer.json", files.tokenizer.dump());
   write_text(fs::path(model_) / "tokenizer_config.json", files.config.dump());
   ASSERT_EQ(run_program({"import", model_, "--out", out_}).exit_code, 0);
   const auto both = data::load_tokenizer(out_ + "/tokenizer.json");
-  EXPECT_EQ(both->encode("hi<|im_end|>"), (std::vector<std::int32_t>{259, 263}));
-  EXPECT_EQ(both->eos(), 263);
+  EXPECT_EQ(both->encode("hi<|im_end|>"), (std::vector<std::int32_t>{259, 264}));
+  EXPECT_EQ(both->eos(), 264);
 
   // Without a tokenizer.json the same tokens lie in a file of their own.
   fs::remove(fs::path(model_) / "tokenizer.json");
-  write_text(fs::path(model_) / "added_tokens.json", R"({"<|im_end|>": 263})");
+  write_text(fs::path(model_) / "added_tokens.json", R"({"<|im_end|>": 264})");
   for (const char* command : {"import", "export"}) {
     const auto to = folder_.file(command);
     ASSERT_EQ(run_program({command, model_, "--out", to}).exit_code, 0);
     const auto name = to + (command == std::string("import") ? "/tokenizer.model" : "/tokenizer.json");
-    EXPECT_EQ(data::load_tokenizer(name)->encode("hi<|im_end|>"), (std::vector<std::int32_t>{259, 263}));
-    EXPECT_EQ(data::load_tokenizer(name)->eos(), 263);
+    EXPECT_EQ(data::load_tokenizer(name)->encode("hi<|im_end|>"), (std::vector<std::int32_t>{259, 264}));
+    EXPECT_EQ(data::load_tokenizer(name)->eos(), 264);
   }
 }
 
