@@ -183,6 +183,16 @@ TEST(PieceTokenizer, ATextIsCutBetweenCharactersOfNoToken) {
   }
 }
 
+TEST(PieceTokenizer, ATextIsNotCutBetweenCharactersWhoseBytesAreJoined) {
+  json document = piece_json(kBoth, nullptr);
+  document["model"]["vocab"]["<0xB1><0xE6>"] = 272;  // of 東東
+  document["model"]["merges"].push_back({"<0xB1>", "<0xE6>"});
+  const auto tokenizer = load_pieces(document);
+  EXPECT_EQ(tokenizer->encode("東東").size(), 6U);
+  EXPECT_EQ(tokenizer->last_cut("東東"), 0U);
+  EXPECT_EQ(tokenizer->last_cut("the the東東"), 3U);
+}
+
 TEST(PieceTokenizer, OfMistralIsItsSentencePieceModel) {
   const auto path = std::filesystem::path(EFLA_SHARED_DATA) / "mistral-tokenizer-v1.model";
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "no mistral-tokenizer-v1.model in " << EFLA_SHARED_DATA;

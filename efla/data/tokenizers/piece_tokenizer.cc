@@ -107,6 +107,7 @@ class PieceTokenizer final : public JsonTokenizer {
       add(id, text, byte < 0 ? with_spaces(text) : std::string(1, static_cast<char>(byte)), file.path);
       words_ = words_ && (spaces.splits || word_end(text, 0) == text.size());
       joined_.add_all(text);
+      bytes_join_ = bytes_join_ || (byte < 0 && text.find("<0x") != std::string::npos);
     }
     add_merges_and_added_tokens(file);
     for (const auto& token : file.added) {
@@ -124,8 +125,10 @@ class PieceTokenizer final : public JsonTokenizer {
   std::size_t last_cut(std::string_view part) const override {
     return joined_.last_break(part, [&](std::size_t place, std::string_view before, std::string_view behind) {
       if (whole_words() && !(spaces_.splits && behind == kSpaceMark)) return false;
+      const bool before_known = find(before) >= 0, behind_known = find(behind) >= 0;
       // A run of unknown characters may be one token.
-      if (unknown_ >= 0 && find(before) < 0 && find(behind) < 0) return false;
+      if (unknown_ >= 0 && !before_known && !behind_known) return false;
+      if (bytes_join_ && !(before_known && behind_known)) return false;
       return cuts_no_added_token(part, place, place - std::min(place, reach()), std::min(place + reach(), part.size()));
     });
   }
@@ -195,6 +198,7 @@ class PieceTokenizer final : public JsonTokenizer {
   std::int32_t unknown_ = -1;                 // −1: byte_fallback
   bool fuses_unknown_ = false;                // a run of unknown characters is one token
   bool words_ = false;                        // whether words can be encoded one by one
+  bool bytes_join_ = false;                   // whether tokens of bytes may be joined, also of two characters
   JoinedCharacters joined_;                   // in the texts of the vocabulary
 };
 
