@@ -5,6 +5,7 @@ if(NOT PROJECT_IS_TOP_LEVEL)
 endif()
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 
 # efla_package_of(LIBRARY OUT): the CMake package that an outside library that we link comes from; empty for our own.
 function(efla_package_of library out)
@@ -70,6 +71,7 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/eflaConfigVersion.c
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/eflaConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/eflaConfigVersion.cmake
   DESTINATION ${config_folder})
 if(EFLA_CLI)
+  set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME program)
   install(TARGETS efla RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   if(EFLA_TORCH)
     install(TARGETS efla-torch RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}/../libexec/efla)  # where efla looks for it
@@ -79,3 +81,4 @@ if(EFLA_CLI)
   endif()
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+include(EflaPackage)
