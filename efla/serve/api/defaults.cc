@@ -73,14 +73,18 @@ const std::vector<Default>& defaults() {
   return kDefaults;
 }
 
-// Returns a value without the fields that are null.
-json without_nulls(const json& value) {
-  if (!value.is_object()) return value;
-  json kept = json::object();
-  for (const auto& [name, inner] : value.items()) {
-    if (!inner.is_null()) kept[name] = without_nulls(inner);
+// Returns whether a value is `expected`, apart from fields that are null. The value may be of any size: it is not
+// copied.
+bool is_without_nulls(const json& value, const json& expected) {
+  if (!value.is_object() || !expected.is_object()) return value == expected;
+  std::size_t fields = 0;
+  for (auto it = value.begin(); it != value.end(); ++it) {
+    if (it->is_null()) continue;
+    const auto same = expected.find(it.key());
+    if (same == expected.end() || !is_without_nulls(*it, *same)) return false;
+    ++fields;
   }
-  return kept;
+  return fields == expected.size();
 }
 
 }  // namespace
@@ -90,7 +94,7 @@ void accept_defaults(const io::Fields& fields, Place place) {
     if (where != place || fields.is_known(name)) continue;
     const auto* value = fields.find(name);
     if (value == nullptr || values.is_null()) continue;
-    if (std::find(values.begin(), values.end(), without_nulls(*value)) != values.end()) continue;
+    if (std::ranges::any_of(values, [&](const json& one) { return is_without_nulls(*value, one); })) continue;
     std::string expected;
     for (const auto& one : values) expected += (expected.empty() ? "" : " or ") + one.dump();
     fields.refuse(name, expected + ", all that is supported");
