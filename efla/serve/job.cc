@@ -100,22 +100,37 @@ std::optional<std::int32_t> Job::echoed(std::size_t index) const {
   return ids_[index + 1];
 }
 
+void Outcome::fail(const std::exception& failure) noexcept {
+  no_memory = dynamic_cast<const std::bad_alloc*>(&failure) != nullptr;
+  try {
+    error = failure.what();
+  } catch (const std::bad_alloc&) {
+    error = "no memory";  // short enough to need none
+  }
+}
+
 Outcome Job::score(std::span<const float> logits, std::int64_t drawable, std::int32_t scored) const {
   const Scorer scorer(logits, drawable);
-  return {scorer.score(scored), scorer.best(std::max<std::int64_t>(0, request.logprobs)), {}};
+  return {scorer.score(scored), scorer.best(std::max<std::int64_t>(0, request.logprobs))};
 }
 
 Outcome Job::draw(std::span<float> logits, std::int64_t drawable) {
+  Random random(request.sampling.seed, reply_.size());
+  const bool scored = request.logprobs >= 0;
+  const std::vector<float> model = scored ? std::vector<float>(logits.begin(), logits.end()) : std::vector<float>();
+  const auto drawn =
+      serve::draw(logits.first(static_cast<std::size_t>(drawable)), request.sampling, seen_, counts_, random);
+  return scored ? score(model, drawable, drawn) : Outcome{{drawn, NAN}, {}};
+}
+
+Outcome Job::outcome_of(std::span<float> logits, std::int64_t drawable, std::optional<std::int32_t> scored) noexcept {
+  Outcome outcome;
   try {
-    Random random(request.sampling.seed, reply_.size());
-    const bool scored = request.logprobs >= 0;
-    const std::vector<float> model = scored ? std::vector<float>(logits.begin(), logits.end()) : std::vector<float>();
-    const auto drawn =
-        serve::draw(logits.first(static_cast<std::size_t>(drawable)), request.sampling, seen_, counts_, random);
-    return scored ? score(model, drawable, drawn) : Outcome{{drawn, NAN}, {}, {}};
+    outcome = scored ? score(logits, drawable, *scored) : draw(logits, drawable);
   } catch (const std::exception& error) {
-    return {{}, {}, error.what()};
+    outcome.fail(error);
   }
+  return outcome;
 }
 
 std::optional<generate::Draw> Job::plain_draw() const {
@@ -140,7 +155,10 @@ void Job::begin_echo() {
   if (request.echo && ids_.size() == prompt_tokens_) echo_.push_back({{ids_.front(), NAN}, {}});
 }
 
-void Job::take_echo(const Outcome& outcome) { echo_.push_back({outcome.id, outcome.alternatives}); }
+void Job::take_echo(const Outcome& outcome) {
+  if (!outcome.error.empty()) return fail(outcome);
+  echo_.push_back({outcome.id, outcome.alternatives});
+}
 
 void Job::flush_echo() {
   if (echo_.empty()) return;
@@ -149,11 +167,7 @@ void Job::flush_echo() {
 }
 
 void Job::take(const Outcome& outcome, std::span<const std::int32_t> ends) {
-  if (!outcome.error.empty()) {
-    ended = FinishReason::error;
-    error = outcome.error;
-    return;
-  }
+  if (!outcome.error.empty()) return fail(outcome);
   const std::int32_t drawn = outcome.id.id;
   if (!last_token) first_token_ms = ms_since(submitted);
   last_token = Clock::now();
@@ -249,13 +263,18 @@ Usage Job::usage() const {
   return {static_cast<std::int64_t>(prompt_tokens_), cached_tokens, static_cast<std::int64_t>(reply_.size())};
 }
 
-void Job::fail(const std::exception& failure) noexcept {
+void Job::fail(const Outcome& outcome) {
   ended = FinishReason::error;
-  try {
-    error = failure.what();
-  } catch (const std::bad_alloc&) {
-    error = "no memory";  // short enough to need none
-  }
+  error = outcome.error;
+  no_memory = outcome.no_memory;
+}
+
+void Job::fail(const std::exception& failure) noexcept {
+  Outcome outcome;
+  outcome.fail(failure);
+  ended = FinishReason::error;
+  error = std::move(outcome.error);
+  no_memory = outcome.no_memory;
 }
 
 void Job::finish() {
@@ -266,6 +285,7 @@ void Job::finish() {
     result.text = tail_;
     if (text_.stopped()) result.stop = text_.stop();
     result.error = error;
+    result.no_memory = no_memory;
     result.usage = usage();
     result.queue_ms = queue_ms;
     result.first_token_ms = first_token_ms;

@@ -24,7 +24,11 @@ namespace efla::serve {
 struct Outcome {
   ScoredId id;
   std::vector<ScoredId> alternatives;
-  std::string error;  // instead of a token
+  std::string error = {};  // instead of a token
+  bool no_memory = false;  // the cause of the error
+
+  // Makes this the outcome of an exception.
+  void fail(const std::exception& failure) noexcept;
 };
 
 // Returns the record of a text after more ids: which ids occurred, and which were the last.
@@ -72,6 +76,7 @@ class Job {
   bool begun = false;                    // whether a GPU decodes the token that was drawn last
   std::optional<FinishReason> ended;
   std::string error;
+  bool no_memory = false;  // the cause of the error
 
   bool closing() const { return closing_; }
   bool draws() const { return request.max_tokens > 0 && !closing_; }
@@ -101,9 +106,9 @@ class Job {
   std::optional<generate::Draw> plain_draw() const;
   // Returns whether the next token is the last one that the request allows.
   bool draws_last() const { return std::ssize(reply_) + 1 >= request.max_tokens; }
-  // Draws the next token, or scores a token of the prompt. Not for several threads at once.
-  Outcome draw(std::span<float> logits, std::int64_t drawable);
-  Outcome score(std::span<const float> logits, std::int64_t drawable, std::int32_t id) const;
+  // Draws the next token, or scores a token of the prompt. An exception becomes the outcome. Not for several threads at
+  // once.
+  Outcome outcome_of(std::span<float> logits, std::int64_t drawable, std::optional<std::int32_t> scored) noexcept;
 
   // Passes results on to the listener, and sets `ended`.
   void begin_echo();
@@ -124,8 +129,9 @@ class Job {
   // Returns the reason for the end of a request whose ids are prefilled.
   FinishReason reason() const { return reason_; }
 
-  // Ends the request because of an error.
-  void fail(const std::exception& error) noexcept;
+  // End the request because of an error.
+  void fail(const std::exception& failure) noexcept;
+  void fail(const Outcome& outcome);
 
   // Calls the listener's finish. A listener for which there is no memory gets no call, but its end.
   void finish();
@@ -141,6 +147,8 @@ class Job {
 
  private:
   std::span<const std::int32_t> remembered(std::span<const std::int32_t> ids);
+  Outcome draw(std::span<float> logits, std::int64_t drawable);
+  Outcome score(std::span<const float> logits, std::int64_t drawable, std::int32_t id) const;
   std::size_t kept_reply(std::string& rest) const;
   template <class F>
   void call(F&& f);

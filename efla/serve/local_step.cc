@@ -132,8 +132,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     const auto& row = rows[static_cast<std::size_t>(i)];
     if (row.drafted) return;
     const std::span<float> own(logits.at(i), vocab);
-    outcomes[static_cast<std::size_t>(i)] =
-        row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
+    outcomes[static_cast<std::size_t>(i)] = row.job->outcome_of(own, drawable_, row.scored);
   });
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Job& job = *rows[i].job;
@@ -144,7 +143,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     }
     if (rows[i].drafted) {
       if (!job.follows_draft()) continue;
-      outcomes[i] = job.draw({logits.at(static_cast<std::int64_t>(i)), vocab}, drawable_);
+      outcomes[i] = job.outcome_of({logits.at(static_cast<std::int64_t>(i)), vocab}, drawable_, std::nullopt);
     }
     take(job, outcomes[i]);
   }
@@ -162,7 +161,7 @@ void LocalEngine::draw_on_gpu(std::span<const Row> rows, bool ahead) {
   const auto drawn = model_->draw(numbers, draws, rows.front().job->request.sampling, drawable_, ahead);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].job->ended) continue;
-    Outcome outcome{{drawn[i].id, NAN}, {}, {}};
+    Outcome outcome{{drawn[i].id, NAN}, {}};
     if (!std::isfinite(drawn[i].largest)) {
       outcome.error = "generate: the largest logit of a text is " + std::to_string(drawn[i].largest);
     }

@@ -101,6 +101,13 @@ void load_state(ApiContext& context, const std::string& name, std::string_view s
   }
 }
 
+void require_success(const Finish& finish) {
+  if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the server is stopping");
+  if (finish.reason != FinishReason::error) return;
+  if (finish.no_memory) throw ApiError(503, "not enough memory");
+  throw ApiError(500, finish.error);
+}
+
 void check_model(const ApiContext& context, const std::string& model) {
   if (model.empty() || model == context.options.model) return;
   throw ApiError(404, "model: got \"" + printable(model, 100) + "\", expected \"" + context.options.model + "\"",

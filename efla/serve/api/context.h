@@ -124,6 +124,9 @@ void load_state(ApiContext& context, const std::string& name, std::string_view s
 // Throws ApiError unless `model` is empty or names the model that is served.
 void check_model(const ApiContext& context, const std::string& model);
 
+// Throws ApiError for a request of the engine that ended with an error, or that the server's stop has cancelled.
+void require_success(const Finish& finish);
+
 // Calls a function when the engine has finished a request that no client waits for token by token.
 class Continuation : public Listener {
  public:

@@ -390,10 +390,7 @@ void Generation::finish(std::size_t index, const Finish& finish) {
 void Generation::complete() {
   if (failed()) return drop_temporary();
   try {
-    for (const auto& choice : choices_) {
-      if (choice.finish->reason == FinishReason::error) throw ApiError(500, choice.finish->error);
-      if (choice.finish->reason == FinishReason::cancelled) throw ApiError(503, "the server is stopping");
-    }
+    for (const auto& choice : choices_) require_success(*choice.finish);
     if (choices_.front().finish->reason == FinishReason::deadline) save_as_.clear();  // the engine stores nothing
     answer();
   } catch (...) {

@@ -68,8 +68,7 @@ void store(ApiContext& context, Call& call, const std::string& name, Request mad
           [&context, call, name, status, place = take_place(context, call.client)](const Finish& finish) mutable {
             context.work(HttpServer::Lane::quick, [&context, call, name, status, finish, place]() mutable {
               try {
-                if (finish.reason == FinishReason::error) throw ApiError(500, finish.error);
-                if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the request was cancelled");
+                require_success(finish);
                 call.exchange->reply(session_reply(context, call, name, status));
               } catch (...) {
                 call.exchange->reply(to_reply(current_error(call.client)));

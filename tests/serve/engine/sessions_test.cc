@@ -197,9 +197,12 @@ TEST(EngineSessions, ATextThatCannotBeStoredEndsItsRequestAlone) {
   auto request = in_session(request_of("x", 3), "", "one");
   request.sampling.logit_bias['!'] = -100.0;
   request.end_turn = "!";
-  const auto failed = reply(engine, request);
+  const auto recorder = std::make_shared<Recorder>();
+  engine.submit(request, recorder);
+  const auto failed = recorder->end();
   EXPECT_EQ(failed.reason, FinishReason::error);
   EXPECT_EQ(failed.error, "std::bad_alloc");
+  EXPECT_TRUE(failed.no_memory);
   EXPECT_TRUE(engine.sessions().empty());
   EXPECT_EQ(reply(engine, request).reason, FinishReason::length);
 }
