@@ -158,8 +158,8 @@ void DurableEngine::write(const std::string& name) {
       metadata[kDisposable] = "true";
       bytes = io::safetensors_bytes(tensors, metadata);
     }
+    files_.insert(name);  // first, because a write that fails may have put the file in place all the same
     io::write_file_atomically(file_of(name), bytes);
-    files_.insert(name);
   } catch (const NoSuchSession&) {  // dropped or erased meanwhile
   } catch (const std::exception& error) {
     unwritten_.insert(name);
