@@ -92,6 +92,7 @@ TEST_F(EvalLm, PrintsATable) {
 TEST_F(EvalLm, FindsTheTokenizerOfARun) {
   std::filesystem::create_directories(folder_ / "run/checkpoints");
   std::filesystem::rename(folder_ / "model", folder_ / "run/checkpoints/step-000010");
+  write_text(folder_ / "run/checkpoints/step-000010/trainer.json", "{}");
   write_text(folder_ / "run/run.json", R"({"config": {"data": {"tokenizer": "bytes"}}})");
   const auto result = eval({"--tasks", "boolq", "--json"}, "run");
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -219,6 +219,7 @@ TEST_F(GenerateCommand, FullDiskUnderTheTextIsAFailure) {
 TEST_F(GenerateCommand, ATokenizerOfAnotherRunIsRefused) {
   std::filesystem::create_directories(folder / "run/checkpoints");
   std::filesystem::rename(model(), folder / "run/checkpoints/step-000010");
+  write_text(folder / "run/checkpoints/step-000010/trainer.json", "{}");
   const auto run = [&](const std::string& fingerprint) {
     write_text(folder / "run/run.json",
                json{{"tokenizer", {{"name", "a.model"}, {"fingerprint", fingerprint}, {"vocab_size", 7}}}}.dump());
@@ -255,6 +256,7 @@ TEST_F(GenerateCommand, SaysWhichCheckpointsOfARunItIgnores) {
   const auto checkpoints = folder / "run/checkpoints";
   std::filesystem::create_directories(checkpoints / "step-000020");
   std::filesystem::rename(model(), checkpoints / "step-000010");
+  write_text(checkpoints / "step-000010/trainer.json", "{}");
   for (const Arguments& command : {Arguments{"generate", folder.file("run"), "--prompt", "a", "--max-tokens", "1"},
                                    Arguments{"serve", folder.file("run"), "--host", "192.0.2.1"},
                                    Arguments{"export", folder.file("run"), "--out", folder.file("exported")}}) {

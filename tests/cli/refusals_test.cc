@@ -77,6 +77,7 @@ TEST(Fields, NamedLikeAnOptionAreNotTheOption) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "model");
   write_text(folder / "model/config.json", R"({"model_type": "delta_net", "temperature": 1.5})");
+  write_text(folder / "model/model.safetensors", "");
   const auto generated = run_program({"generate", folder.file("model"), "--prompt", "a"});
   EXPECT_EQ(generated.exit_code, 2);
   EXPECT_NE(generated.err.find("config.json: temperature: got 1.5"), std::string::npos) << generated.err;

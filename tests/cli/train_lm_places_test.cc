@@ -4,8 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "efla/data/tokenizers/tokenizer.h"
 #include "tests/cli/train_lm_run.h"
 #include "tests/support/byte_level.h"
+#include "tests/support/token_folder.h"
 
 namespace efla::test {
 namespace {
@@ -16,7 +18,7 @@ namespace fs = std::filesystem;
 TEST_F(TrainLm, ASampleThatCouldNotBeMadeIsRefusedBeforeTheStart) {
   const auto tokenizer = path("tokenizer.json");
   write_text(tokenizer, byte_level_json(byte_level_step(true)).dump());
-  write_text(folder_ / "tokenizer_config.json", R"({"eos_token": "<|eos|>"})");
+  write_text(path("tokenizer_config.json"), R"({"eos_token": "<|eos|>"})");
   const auto tokenize =
       run_program({"data", "tokenize", path("train.txt"), "--tokenizer", tokenizer, "--out", path("own")});
   ASSERT_EQ(tokenize.exit_code, 0) << tokenize.err;
@@ -38,10 +40,9 @@ TEST_F(TrainLm, ASampleThatCouldNotBeMadeIsRefusedBeforeTheStart) {
 }
 
 TEST_F(TrainLm, TokensOfWhichNoneIsPredictedAreRefusedBeforeTheStart) {
-  write_text(folder_ / "single.jsonl", "{\"text\": \"\"}\n{\"text\": \"\"}\n");
-  const auto tokenize =
-      run_program({"data", "tokenize", path("single.jsonl"), "--tokenizer", "bytes", "--out", path("single")});
-  ASSERT_EQ(tokenize.exit_code, 0) << tokenize.err;
+  fs::create_directory(path("single"));
+  const auto info = data::load_tokenizer("bytes")->info();
+  write_token_folder(path("single"), {{info.eos}, {info.eos}}, 2, info);
   for (const char* field : {"data.train", "data.validation"}) {
     EXPECT_TRUE(
         is_user_mistake(run_program(train("run", {std::string(field) + "=" + path("single")})),
@@ -54,6 +55,7 @@ TEST_F(TrainLm, TokensOfWhichNoneIsPredictedAreRefusedBeforeTheStart) {
 TEST_F(TrainLm, ARunMovesWithItsData) {
   const auto tokenizer = path("tokenizer.json");
   write_text(tokenizer, byte_level_json(byte_level_step(true)).dump());
+  write_text(path("tokenizer_config.json"), R"({"eos_token": "<|eos|>"})");
   const auto tokenize =
       run_program({"data", "tokenize", path("train.txt"), "--tokenizer", tokenizer, "--out", path("own")});
   ASSERT_EQ(tokenize.exit_code, 0) << tokenize.err;
