@@ -93,7 +93,7 @@ class FakeEngine : public Engine {
       request.max_tokens = 0;
     }
     last_ = request;
-    auto& job = jobs_[++id_];
+    Job job;
     if (!request.session.empty()) job.text = sessions_.at(request.session);
     job.text.resize(job.text.size() - static_cast<std::size_t>(request.rewind));
     job.old = job.text.size();
@@ -101,6 +101,7 @@ class FakeEngine : public Engine {
     job.request = std::move(request);
     job.listener = std::move(listener);
     job.ready = Clock::now() + prefill.load();
+    jobs_.emplace(++id_, std::move(job));
     wake_.notify_all();
     return id_;
   }
