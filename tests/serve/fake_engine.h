@@ -271,7 +271,9 @@ class FakeEngine : public Engine {
       text.resize(text.size() - stop.size());
       job.text = tokenizer_->encode(text + *job.request.end_turn);
     }
-    if (!job.request.save_as.empty() && reason != FinishReason::cancelled) sessions_[job.request.save_as] = job.text;
+    if (!job.request.save_as.empty() && reason != FinishReason::cancelled) {
+      sessions_[job.request.save_as] = std::move(job.text);
+    }
     if (job.request.disposable) disposable_.push_back(job.request.save_as);
     Finish finish{.reason = reason, .stop = stop};
     if (!job.request.stop.empty()) finish.text = job.reply;
