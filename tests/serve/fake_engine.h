@@ -98,6 +98,7 @@ class FakeEngine : public Engine {
     job.text.resize(job.text.size() - static_cast<std::size_t>(request.rewind));
     job.old = job.text.size();
     job.text.insert(job.text.end(), request.prompt.begin(), request.prompt.end());
+    job.text.reserve(job.text.size() + 1024);  // so that the engine's thread allocates little
     job.request = std::move(request);
     job.listener = std::move(listener);
     job.ready = Clock::now() + prefill.load();
