@@ -73,8 +73,8 @@ TEST(JsonDocument, ReportsItsMemoryBeforeItTakesIt) {
   EXPECT_EQ(now, 0);
   text.back() = ',';
   now = -most;
-  expect_bad_content([&] { JsonDocument document(as_bytes(text), "text", 0, refuse); }, static_cast<std::int64_t>(text.size()),
-                     "not JSON");
+  expect_bad_content([&] { JsonDocument document(as_bytes(text), "text", 0, refuse); },
+                     static_cast<std::int64_t>(text.size()), "not JSON");
   EXPECT_EQ(now, -most);
 }
 
