@@ -50,6 +50,9 @@ TEST_F(ServiceLimits, WhatBodiesBecomeCountsAsMemoryOfRequests) {
   EXPECT_EQ(status_of(ask_alone("/v1/completions", completion(400'000))), 200);
   EXPECT_EQ(status_of(ask_alone("/v1/completions", completion(900'000))), 413);  // its ids take more
   EXPECT_EQ(status_of(ask_alone("/tokenize", completion(400'000))), 200);
+  const auto stopping = R"({"prompt": "a", "n": 8, "stop": ")" + std::string(100'000, 'x') + "\"}";
+  EXPECT_EQ(status_of(ask_alone("/v1/completions", stopping)), 413);  // each reply searches for it
+  EXPECT_EQ(status_of(ask_alone("/v1/completions", R"({"prompt": "a", "n": 8, "stop": "x"})")), 200);
   EXPECT_TRUE(soon([&] { return ask("GET", "/metrics").find("efla:http_request_bytes 0\n") != std::string::npos; }));
 }
 

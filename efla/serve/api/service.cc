@@ -51,15 +51,19 @@ bool matches(std::string_view pattern, const std::vector<std::string>& parts, st
   return pattern.empty();
 }
 
-// Returns the bytes of the texts and ids of a request.
+// Returns the bytes of a request: its texts and ids, and what each of its replies needs in order to find the stop
+// strings and to change the logits.
 std::size_t bytes_of(const GenerationRequest& request) {
+  constexpr std::size_t kStopCopies = 4, kStopTable = 10, kBiasNode = 64;
+  const auto replies = static_cast<std::size_t>(request.n) * std::max<std::size_t>(1, request.prompts.size());
   std::size_t bytes = request.state ? request.state->size() : 0;
   for (const auto& prompt : request.prompts) {
     const auto* text = std::get_if<std::string>(&prompt);
     bytes += text != nullptr ? text->size() : sizeof(std::int32_t) * std::get<1>(prompt).size();
   }
   for (const auto& message : request.chat) bytes += sizeof(message) + message.content.size();
-  return bytes;
+  for (const auto& text : request.stop) bytes += (kStopCopies + kStopTable * replies) * text.size();
+  return bytes + kBiasNode * (1 + replies) * request.sampling.logit_bias.size();
 }
 
 bool is_json(std::string_view content_type) {
