@@ -112,9 +112,13 @@ TEST_F(ServiceLimits, ARequestThatIsCancelledEndsBetweenTwoPiecesOfItsText) {
   };
   EXPECT_TRUE(soon([&] { return bytes() > 110e6; }));
   client.close();
-  const auto start = Clock::now();
-  EXPECT_TRUE(soon([&] { return bytes() == 0; }));
-  EXPECT_LT(Clock::now() - start, 1s);
+  double most = 0;
+  EXPECT_TRUE(soon([&] {
+    const auto now = bytes();
+    most = std::max(most, now);
+    return now == 0;
+  }));
+  EXPECT_LT(most, 400e6);  // with all ids it would be 500e6
 }
 
 }  // namespace
