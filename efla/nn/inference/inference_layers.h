@@ -53,8 +53,8 @@ struct InferenceModel::Buffers {
     View<float, 2> rows(std::int64_t count, std::int64_t columns) {
       const auto size = static_cast<std::size_t>(count * columns);
       if (size > size_) {
-        size_ = size;
         data_.reset(new (kCacheLine) float[size]);
+        size_ = size;  // last: without memory the old size stays true
       }
       return View<float, 2>::contiguous(data_.get(), {count, columns});
     }
