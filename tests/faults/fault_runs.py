@@ -5,14 +5,15 @@
     tests/faults/fault_runs.py build/bin/efla build/tests/faults/libefla_fault_shim.so --each 1 --seed 3    # as ctest does
     tests/faults/fault_runs.py build/bin/efla build/tests/faults/libefla_fault_shim.so --only "train lm" --call fsync
 
-The full run takes the better part of an hour. Needs Python 3 alone. A trial is one run in which the k-th write, fsync,
+The full run takes about ten minutes. Needs Python 3 alone. A trial is one run in which the k-th write, fsync,
 rename, mapping or read of a file below the trials' folder fails, or the k-th allocation of at least 64 KiB after the first of
 these calls. A command that fails must end with exit code 1 or 2 and one sentence, and leave no temporary file; the same
 command (of a run that has begun, its --resume) must then end with the files of a run without a fault. A server that does
 not start must fail in the same way. A server that has started must answer every request with success or status 503, and
-with success when the request is repeated. Or it says that a session is stored, but not in a file. It must end with exit
-code 0, or 1 with one sentence, and after its next start have all sessions that it confirmed and none that was erased. The exit
-code of this script is 1 where a trial went wrong; the folders of such trials stay.
+with success when the request is repeated. Or it says that a session is stored, but not in a file; or it ends the connection
+for which it has no memory. It must end with exit code 0, or 1 with one sentence, and after its next start have all sessions
+that it confirmed and none that was erased. The exit code of this script is 1 where a trial went wrong; the folders of such
+trials stay.
 """
 
 import argparse
@@ -160,7 +161,8 @@ class Server:
     def request(self, port, method, path, body=None):
         """Returns the body of the reply of the request, which is sent again after status 503.
 
-        Status 500 may say that a session is stored, but not in a file; the server writes the file later.
+        It is also sent again where an allocation fails and the server ends the connection without a reply; the server may have
+        done what it asks. Status 500 may say that a session is stored, but not in a file; the server writes the file later.
         """
         for attempt in (1, 2):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
@@ -169,11 +171,13 @@ class Server:
                 reply = connection.getresponse()
                 status, content = reply.status, reply.read()
             except (OSError, http.client.HTTPException) as error:
-                raise Wrong(f"{method} {path}: no reply: {error!r}") from None
+                check(self.allocation_fails and attempt == 1, f"{method} {path}: no reply, attempt {attempt}: {error!r}")
+                continue
             finally:
                 connection.close()
             is_stored = status == 500 and b"is stored, but not in a file" in content
-            if status in (200, 201, 204) or is_stored:
+            is_erased = status == 404 and method == "DELETE" and attempt == 2
+            if status in (200, 201, 204) or is_stored or is_erased:
                 return content
             check(status == 503 and attempt == 1, f"{method} {path}: status {status}, attempt {attempt}: {content[:300]}")
 
@@ -206,6 +210,7 @@ class Server:
 
     def try_fault(self, program, folder, fault):
         """Returns the exit code."""
+        self.allocation_fails = fault[0] == "allocation"
         process, port = self.start(program, folder, fault)
         code, used = process.returncode, port is not None
         try:
@@ -297,8 +302,9 @@ def run_case(program, work, case, calls, most, rng):
 EXPLANATION = """\
 A trial is one run in which one of the calls fails that the run without a fault has made: a write, fsync, rename, mapping or
 read of a file below the trials' folder, or an allocation of at least 64 KiB. Survived: exit code 0 with the files of a run
-without a fault, or every request answered and every session kept. Not reached: the run ended without the call, because
-the numbers of calls differ between runs. Wrong: [fault_runs.py](../../tests/faults/fault_runs.py) says what is right.
+without a fault, or a server that kept every session and answered every request, after status 503 or an ended connection
+when it was sent again. Not reached: the run ended without the call, because the numbers of calls differ between runs.
+Wrong: [fault_runs.py](../../tests/faults/fault_runs.py) says what is right.
 """
 
 
