@@ -13,10 +13,15 @@ thread_local bool none_here = false, counted_here = true;
 std::atomic<std::int64_t> allocations_left = kNever;  // before the one that fails
 std::atomic<std::size_t> least_bytes = 0;
 
-void* allocate(std::size_t size) {
+// Returns nullptr where the allocation fails.
+void* try_to_allocate(std::size_t size) noexcept {
   const bool counts = counted_here && allocations_left < kNever && size >= least_bytes;
-  if (none_here || (counts && allocations_left-- == 0)) throw std::bad_alloc();
-  if (void* memory = std::malloc(size > 0 ? size : 1)) return memory;
+  if (none_here || (counts && allocations_left-- == 0)) return nullptr;
+  return std::malloc(size > 0 ? size : 1);
+}
+
+void* allocate(std::size_t size) {
+  if (void* memory = try_to_allocate(size)) return memory;
   throw std::bad_alloc();
 }
 
@@ -40,6 +45,8 @@ bool OneFailure::happened() { return allocations_left < 0; }
 
 void* operator new(std::size_t size) { return efla::test::allocate(size); }
 void* operator new[](std::size_t size) { return efla::test::allocate(size); }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return efla::test::try_to_allocate(size); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return efla::test::try_to_allocate(size); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
