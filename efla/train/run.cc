@@ -69,6 +69,7 @@ class Runner {
     evaluated_ = static_cast<std::int64_t>(seen[0]);
     sampled_ = static_cast<std::int64_t>(seen[1]);
     enough_ = seen[2] > 0.0;
+    remove_old_checkpoints();  // which an earlier process could not remove, now that every rank has read the newest
     if (trainer_.steps_done() > 0 && !enough_) observe();
   }
 
@@ -171,6 +172,10 @@ class Runner {
     }
     saved_ = {step, checkpoints_.path_of(step)};
     saved_at_ = Clock::now();
+    remove_old_checkpoints();
+  }
+
+  void remove_old_checkpoints() {
     if (!writes()) return;
     try {
       checkpoints_.keep_newest(run_.options.keep_checkpoints);

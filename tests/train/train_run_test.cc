@@ -241,6 +241,19 @@ TEST(Checkpoint, OfAnotherConfigurationIsRefusedWithTheFieldAndBothValues) {
   EXPECT_EQ(run(folder.path(), moved, 1), RunEnd::finished);
 }
 
+// As after a process that could not remove it.
+TEST(Checkpoint, AnOldOneThatStayedIsRemovedWhenAFinishedRunResumes) {
+  const TempFolder folder;
+  ASSERT_EQ(run(folder.path(), small_spec(), 1), RunEnd::finished);
+  const auto newest = io::CheckpointFolder(folder.path()).require_latest();
+  const auto old = io::CheckpointFolder(folder.path()).path_of(newest.step - 1);
+  std::filesystem::copy(newest.path, old);
+  const auto before = checkpoint_bytes(folder.path());
+  EXPECT_EQ(run(folder.path(), small_spec(), 1), RunEnd::finished);
+  EXPECT_FALSE(std::filesystem::exists(old));
+  EXPECT_EQ(checkpoint_bytes(folder.path()), before);
+}
+
 TEST(Checkpoint, RefusesFoldersThatAreNone) {
   const TempFolder folder;
   const auto refused = [&](const std::string& trainer, const std::string& says) {
