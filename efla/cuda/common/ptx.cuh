@@ -26,19 +26,11 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Stores a vector in global memory by one instruction. nvcc divides many assignments of vectors into stores of 4 bytes,
+// Stores 16 bytes in global memory by one instruction. nvcc divides many assignments of vectors into stores of 4 bytes,
 // of which each fills a part of the sectors that it touches.
-__device__ __forceinline__ void store_at_once(void* to, const uint2& x) {
-  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y) : "memory");
-}
 __device__ __forceinline__ void store_at_once(void* to, const uint4& x) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y),
                "r"(x.z), "r"(x.w)
-               : "memory");
-}
-__device__ __forceinline__ void store_at_once(void* to, const float4& x) {
-  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(x.x), "f"(x.y),
-               "f"(x.z), "f"(x.w)
                : "memory");
 }
 

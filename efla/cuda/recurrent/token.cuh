@@ -81,7 +81,7 @@ struct TokenRows {
   float lambda, q_dot_k;  // Σk² and q·k
 };
 
-// Applies the L2 norm if the rule has one, and computes λ and q·k.
+// Returns the rows after the L2 norm, if the rule has one, with λ and q·k.
 template <int KD, class T>
 __device__ __forceinline__ TokenRows<KD> normalised_rows(const RawRows<KD, T>& raw, bool l2norm) {
   TokenRows<KD> rows;
