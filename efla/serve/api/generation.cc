@@ -1,16 +1,12 @@
 #include "efla/serve/api/generation.h"
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <random>
 #include <utility>
+#include <variant>
 
-#include "efla/serve/api/base64.h"
-#include "efla/serve/api/echo.h"
-#include "efla/serve/api/error.h"
-#include "efla/serve/api/formats.h"
+#include "efla/serve/api/generation_run.h"
 
 namespace efla::serve {
 namespace {
@@ -24,85 +20,7 @@ bool is_response(const Engine& engine, const std::string& name) {
   }
 }
 
-class Generation : public std::enable_shared_from_this<Generation> {
- public:
-  Generation(ApiContext& context, GenerationRequest request, std::string client, std::shared_ptr<HttpExchange> exchange)
-      : context_(context),
-        client_(std::move(client)),
-        place_(take_place(context, client_)),
-        request_(std::move(request)),
-        exchange_(std::move(exchange)) {}
-  ~Generation() { drop_temporary(); }  // of a request that had no memory for its end
-
-  void start();
-
- private:
-  // Receives one reply, or the scores of a prompt.
-  class Receiver : public Listener {
-   public:
-    Receiver(std::shared_ptr<Generation> generation, std::size_t index)
-        : generation_(std::move(generation)), index_(index) {}
-    void prompt(std::span<const PromptToken> tokens) override { generation_->prompt(index_, tokens); }
-    void token(const Token& token) override { generation_->token(index_, token); }
-    void finish(const Finish& finish) override { generation_->finish(index_, finish); }
-
-   private:
-    std::shared_ptr<Generation> generation_;
-    std::size_t index_;
-  };
-
-  void prepare();
-  void prepare_states();
-  void prepare_prompts();
-  void submit_all();
-  void submit(Request request, std::size_t index);
-  void submit_forks(std::size_t prompt);
-  void release();
-  Request engine_request(std::size_t replica) const;
-  void begin_stream();
-
-  // On the engine's thread:
-  void prompt(std::size_t index, std::span<const PromptToken> tokens);
-  void token(std::size_t index, const Token& token);
-  void finish(std::size_t index, const Finish& finish);
-  void begin_reply(std::size_t index);
-  void send_text(std::size_t index, std::string_view text, std::size_t first_scored);
-
-  // On the thread for work:
-  void complete();
-  void answer();
-  void fail(const ApiError& error);
-  void drop_temporary();
-  bool failed() {
-    const std::lock_guard lock(mutex_);
-    return failed_;
-  }
-  const data::Tokenizer& tokenizer() const { return *context_.info.tokenizer; }
-  std::size_t prompt_of(std::size_t reply) const { return reply / static_cast<std::size_t>(request_.n); }
-  std::size_t most_reply_bytes() const;
-  std::size_t replies() const { return prompts_.size() * static_cast<std::size_t>(request_.n); }
-
-  ApiContext& context_;
-  std::string client_;
-  std::shared_ptr<void> place_;  // destroyed late, because the context may end then
-  GenerationRequest request_;
-  std::shared_ptr<HttpExchange> exchange_;
-  ReplyHead head_;
-  std::unique_ptr<ResponseFormat> response_;
-  std::vector<std::vector<std::int32_t>> prompts_;
-  std::vector<Echo> echoes_;                              // of every prompt, with echo
-  std::vector<std::int64_t> cache_after_;                 // of every prompt
-  std::vector<std::vector<ScoredToken>> scored_prompts_;  // of prompts with several replies
-  std::string from_, save_as_;                            // engine's names
-  std::vector<std::string> forks_;                        // of prompts with several replies
-  std::vector<std::string> temporary_;
-  std::vector<Choice> choices_;
-  Usage usage_;
-  std::atomic<std::size_t> left_ = 1;  // requests that are not finished, plus the thread that submits
-  std::mutex mutex_;                   // guards the members that follow
-  std::vector<RequestId> ids_;
-  bool gone_ = false, failed_ = false, begun_ = false;
-};
+}  // namespace
 
 void Generation::start() {
   try {
@@ -300,147 +218,6 @@ void Generation::submit_forks(std::size_t prompt) {
   }
   release();
 }
-
-// Begins the stream, once: when the engine has taken the requests, so that a full queue still gets its status, or at
-// the first token.
-void Generation::begin_stream() {
-  if (!request_.stream) return;
-  const std::lock_guard lock(mutex_);
-  if (failed_ || std::exchange(begun_, true)) return;
-  exchange_->begin_events();
-  if (response_) return exchange_->write(response_->first_events());
-  std::string events;
-  for (std::size_t i = 0; i < replies(); ++i) events += first_event(head_, i);
-  exchange_->write(events);
-}
-
-void Generation::prompt(std::size_t index, std::span<const PromptToken> tokens) {
-  const bool has_forks = index >= replies();
-  auto& scored = has_forks ? scored_prompts_[index - replies()] : choices_[index].scored;
-  const auto& echo = echoes_[has_forks ? index - replies() : prompt_of(index)];
-  for (const auto& token : tokens) {
-    const auto offset = echo.offsets.at(scored.size());
-    scored.push_back({token.token.id, token.token.logprob, token.alternatives, offset});
-  }
-}
-
-// Begins a reply with the echo of its prompt. Does nothing for a reply that has begun.
-void Generation::begin_reply(std::size_t index) {
-  auto& choice = choices_[index];
-  if (std::exchange(choice.begun, true) || !request_.echo) return;
-  const auto& echo = echoes_[prompt_of(index)];
-  choice.characters = CharacterCount(echo.characters);
-  choice.text = echo.text;
-  if (request_.stream) send_text(index, echo.text, 0);
-}
-
-void Generation::token(std::size_t index, const Token& token) {
-  begin_reply(index);
-  auto& choice = choices_[index];
-  const auto scored = choice.scored.size();
-  if (request_.logprobs >= 0) {
-    const auto offset = choice.characters.push(token.bytes, tokenizer());
-    choice.scored.push_back({token.drawn.id, token.drawn.logprob, token.alternatives, offset});
-  }
-  choice.text += token.text;
-  if (request_.stream && (!token.text.empty() || request_.logprobs >= 0)) send_text(index, token.text, scored);
-}
-
-void Generation::send_text(std::size_t index, std::string_view text, std::size_t first_scored) {
-  begin_stream();
-  if (response_) return exchange_->write(response_->text_event(text));
-  auto& choice = choices_[index];
-  if (choice.scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
-  const std::vector<ScoredToken> fresh(choice.scored.begin() + static_cast<std::ptrdiff_t>(first_scored),
-                                       choice.scored.end());
-  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer());
-  exchange_->write(chunk_event(head_, index, text, logprobs.text()));
-}
-
-void Generation::finish(std::size_t index, const Finish& finish) {
-  usage_.prompt_tokens += finish.usage.prompt_tokens;
-  usage_.cached_tokens += finish.usage.cached_tokens;
-  usage_.completion_tokens += finish.usage.completion_tokens;
-  if (index >= replies()) {  // a prompt with several replies
-    const auto prompt = index - replies();
-    const auto n = static_cast<std::size_t>(request_.n);
-    if (finish.reason == FinishReason::length || finish.reason == FinishReason::stop) {
-      for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].scored = scored_prompts_[prompt];
-      return context_.work(HttpServer::Lane::quick,
-                           [self = shared_from_this(), prompt] { self->submit_forks(prompt); });
-    }
-    for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].finish = finish;
-    return release();
-  }
-  begin_reply(index);
-  auto& choice = choices_[index];
-  choice.text += finish.text;
-  choice.finish = finish;
-  if (request_.stream) begin_stream();
-  if (request_.stream && !response_) {
-    std::string events;
-    if (!finish.text.empty()) events += chunk_event(head_, index, finish.text, "null");
-    exchange_->write(events + last_event(head_, index, finish));
-  } else if (request_.stream && !finish.text.empty()) {
-    exchange_->write(response_->text_event(finish.text));
-  }
-  release();
-}
-
-void Generation::complete() {
-  if (failed()) return drop_temporary();
-  try {
-    for (const auto& choice : choices_) require_success(*choice.finish);
-    if (choices_.front().finish->reason == FinishReason::deadline) save_as_.clear();  // the engine stores nothing
-    answer();
-  } catch (...) {
-    fail(current_error(client_));
-    drop_temporary();
-  }
-}
-
-void Generation::answer() {
-  JsonText extra = JsonText::object();
-  if (request_.return_state && !save_as_.empty()) {
-    extra.add("state", to_base64(context_.options.state_keys.sign(context_.engine.save(save_as_))));
-  }
-  drop_temporary();
-  if (request_.stream) {
-    if (response_) {
-      exchange_->write(response_->last_events(choices_.front(), usage_));
-    } else {
-      if (request_.include_usage) extra.add("usage", usage_json(usage_));
-      // One write, because a state is large, and a write closes a connection that has too many unsent bytes.
-      exchange_->write((extra.is_empty() ? std::string() : extra_event(head_, extra)) + std::string(kDone));
-    }
-    return exchange_->end();
-  }
-  for (std::size_t i = 0; i < replies(); ++i) begin_reply(i);  // replies without a token have an echo too
-  auto body =
-      response_ ? response_->object(&choices_.front(), usage_) : reply_json(head_, choices_, usage_, tokenizer());
-  body.add_all(extra);
-  exchange_->reply({.body = std::move(body).text()});
-}
-
-void Generation::fail(const ApiError& error) {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(failed_, true)) return;
-  for (const auto id : ids_) context_.engine.cancel(id);
-  if (!begun_) return exchange_->reply(to_reply(error));
-  exchange_->write(response_ ? response_->error_event(error.message) : event(to_json(error)));
-  exchange_->end();
-}
-
-void Generation::drop_temporary() {
-  for (const auto& name : std::exchange(temporary_, {})) {
-    try {
-      context_.engine.erase(name);
-    } catch (...) {  // it was never stored, or no longer is
-    }
-  }
-}
-
-}  // namespace
 
 void start_generation(ApiContext& context, GenerationRequest request, const std::string& client,
                       const std::shared_ptr<HttpExchange>& exchange) {
