@@ -45,6 +45,7 @@ TEST_F(ServiceLimits, WhatBodiesBecomeCountsAsMemoryOfRequests) {
     const auto reply = ask_alone("/v1/completions", list_of(value, 300'000 / value.size()));
     EXPECT_EQ(status_of(reply), 413) << value << reply;
     EXPECT_NE(reply.find("no_memory"), std::string::npos) << reply;
+    EXPECT_NE(reply.find("expected at most 4194304 (--request-memory)"), std::string::npos) << reply;
   }
   EXPECT_EQ(status_of(ask_alone("/v1/completions", list_of("[]", 1'000))), 400);  // for the unknown field
   EXPECT_EQ(status_of(ask_alone("/v1/completions", completion(400'000))), 200);
@@ -100,9 +101,10 @@ TEST_F(ServiceLimits, TheServerEndsAlthoughARequestDoesNot) {
   EXPECT_TRUE(soon([&] { return engine_->submitted() == 1 && engine_->statistics().running == 0; }));
 }
 
-// A sanitizer multiplies the time.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_F(ServiceLimits, ARequestThatIsCancelledEndsBetweenTwoPiecesOfItsText) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer multiplies the time";
+#endif
   http_.request_memory = std::size_t{1} << 32;
   http_.max_body_bytes = std::size_t{1} << 28;
   start();
@@ -122,7 +124,6 @@ TEST_F(ServiceLimits, ARequestThatIsCancelledEndsBetweenTwoPiecesOfItsText) {
   }));
   EXPECT_LT(most, 400e6);  // with all ids it would be 500e6
 }
-#endif
 
 }  // namespace
 }  // namespace efla::serve

@@ -52,7 +52,7 @@ ApiError current_error(const std::string& client) {
   } catch (const ApiError& error) {
     return error;
   } catch (const NoRequestMemory& error) {
-    return {error.alone ? 413 : 503, std::string(error.what()) + " (--request-memory)", "", "no_memory"};
+    return {error.alone ? 413 : 503, error.sentence(), "", "no_memory"};
   } catch (const RequestGone&) {
     return {503, "the server is stopping"};
   } catch (const QueueFull&) {

@@ -157,7 +157,7 @@ void Connection::count_body() {
   try {
     held_->add(static_cast<std::ptrdiff_t>(size - before));
   } catch (const NoRequestMemory& error) {
-    refuse(unavailable(error.what()));
+    refuse(unavailable(error.sentence()));
   }
 }
 
@@ -275,7 +275,7 @@ void Connection::abandon(std::uint64_t serial) {
   reply(serial, unavailable("the server could not answer the request: it stops, or has not enough memory"));
 }
 
-// Ends what has failed: the request in progress with status 503, or the connection. Nothing of a reply is sent yet.
+// Answers the request in progress with status 503 if no byte of its reply is sent yet. Otherwise closes the connection.
 void Connection::fail() noexcept {
   try {
     const bool read = phase_ == Phase::header || phase_ == Phase::body;

@@ -40,10 +40,11 @@ class RequestHold {
   void add(std::ptrdiff_t bytes) {
     const auto change = static_cast<std::size_t>(bytes);
     const auto own = bytes_ += change;
-    if ((*total_ += change) <= limit_ || bytes <= 0) return;
+    const auto all = *total_ += change;
+    if (all <= limit_ || bytes <= 0) return;
     bytes_ -= change;
     *total_ -= change;
-    throw NoRequestMemory(own > limit_);
+    throw NoRequestMemory(own > limit_, own > limit_ ? own : all, limit_);
   }
   std::size_t bytes() const { return bytes_; }
 
@@ -60,7 +61,7 @@ class RequestHold {
   std::atomic<bool> gone_ = false, abandoned_ = false;
 };
 
-// Tells a request that nobody waits for its reply. Without memory for what it does then, the request goes on until it
+// Tells a request that nobody waits for its reply. If `gone` fails for lack of memory, the request continues until it
 // asks whether it is gone.
 inline void tell(const std::function<void()>& gone) noexcept {
   try {
@@ -114,8 +115,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Closes, and cancels the request in progress.
   void close() noexcept;
 
-  // Calls a function that may throw. Then the request in progress ends with status 503, or the connection ends; the
-  // other connections go on.
+  // Calls a function. If it throws, the request in progress ends with status 503, or the connection ends. The other
+  // connections continue.
   template <class F>
   void guard(const F& f) noexcept {
     const auto self = weak_from_this().lock();

@@ -133,7 +133,8 @@ class HttpServer::Implementation {
       signalled_ = std::move(signalled);
       catch_signals();
     }
-    // Connections handle their exceptions themselves. Another one, as without memory for a timer, ends one call.
+    // Connections handle their own exceptions. Any other one, such as a timer for which there is no memory, ends
+    // io_.run(), which is then called again.
     for (bool ended = false; !ended;) {
       try {
         if (signalled_ && !awaiting_signal_) await_signal();

@@ -34,7 +34,7 @@ struct HttpOptions {
 };
 
 struct HttpRequest {
-  std::string method, path, query;  // path: as path_of (syntax.h), still percent-encoded; query: without "?"
+  std::string method, path, query;  // path: what path_of returns (syntax.h), percent-encoded; query: without "?"
   std::string authorization, content_type, content_encoding;
   std::string body;
 };
@@ -48,12 +48,19 @@ struct HttpReply {
 
 // A request that needs more memory than HttpOptions::request_memory has left, or than it has at all (`alone`).
 struct NoRequestMemory : std::exception {
-  explicit NoRequestMemory(bool alone) : alone(alone) {}
+  NoRequestMemory(bool alone, std::size_t needed, std::size_t limit) : alone(alone), needed(needed), limit(limit) {}
   const char* what() const noexcept override {
     return alone ? "the request needs more memory than the server has for requests"
                  : "the requests that wait and run take all the memory for requests";
   }
+  // Returns what() with the numbers of bytes and the option.
+  std::string sentence() const {
+    return std::string(what()) + ": got " + std::to_string(needed) + " bytes, expected at most " +
+           std::to_string(limit) + " (--request-memory)";
+  }
   bool alone;
+  std::size_t needed,
+      limit;  // bytes that the request (`alone`) or all requests together would hold, of at most `limit`
 };
 
 // A request whose reply nobody waits for any more.
