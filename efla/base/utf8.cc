@@ -65,6 +65,10 @@ std::size_t utf8_prefix(std::string_view text) {
   return at;
 }
 
+std::string_view utf8_first(std::string_view text) {
+  return text.substr(0, static_cast<std::size_t>(std::max(utf8_character(text), 1)));
+}
+
 std::size_t utf8_last(std::string_view text) {
   std::size_t at = text.size();
   while (at > 0 && (static_cast<std::uint8_t>(text[--at]) & 0xC0) == 0x80) {

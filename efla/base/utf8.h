@@ -20,7 +20,12 @@ std::size_t utf8_maximal_part(std::string_view text);
 // Returns the size of the valid whole characters at the start of a text: its own size if all of it is UTF-8.
 std::size_t utf8_prefix(std::string_view text);
 
-// Returns where the last character of a text begins, which may be incomplete: at the last byte that continues no other.
+// Returns the first character of a text. A byte that begins no whole character counts as one. The text must not be
+// empty.
+std::string_view utf8_first(std::string_view text);
+
+// Returns the place where the last character of a text begins, which may be incomplete: the last byte that does not
+// continue a character. 0 for an empty text.
 std::size_t utf8_last(std::string_view text);
 
 }  // namespace efla

@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kPart = std::size_t{1} << 16;
-constexpr std::size_t kMaxUncut = 700'000'000;  // the longest text that encode takes
+constexpr std::size_t kMaxUncut = 700'000'000;  // bytes; encode takes no longer text
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
@@ -95,11 +95,11 @@ bool DocumentReader::read_chunk() {
   return false;
 }
 
-// Returns a place where the pending text can be cut; 0: none.
+// Returns a place where the pending text can be cut; 0: none. Throws IoError(content) if the part would be too long.
 std::size_t DocumentReader::find_cut(std::string_view text) {
   for (auto reach = std::max(kPart, 2 * uncut_);; reach *= 2) {
-    if (const auto cut = tokenizer_.last_cut(text.substr(0, reach)); cut > 0) return cut;
-    if (reach >= text.size()) break;
+    if (const auto cut = tokenizer_.last_cut(text.substr(0, std::min(reach, kMaxUncut))); cut > 0) return cut;
+    if (reach >= std::min(text.size(), kMaxUncut)) break;
   }
   uncut_ = text.size();
   if (uncut_ > kMaxUncut) {

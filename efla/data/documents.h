@@ -38,8 +38,8 @@ class FileDocuments;
 // byte order mark, which belongs to no document, and may be packed with gzip, xz or zstd (then .gz, .xz or .zst
 // follows). Everything between two separators belongs to the document, byte for byte; empty documents are skipped.
 // Memory: a part, a line of JSON (at most 256 MiB), and text that cannot be cut; more than 700 MB of such text are
-// refused. next throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a
-// line that is not JSON, and with the line number if the field is missing.
+// refused. next throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a line that is
+// not JSON, and with the line number if the field is missing.
 class DocumentReader {
  public:
   // The tokenizer must outlive the reader.

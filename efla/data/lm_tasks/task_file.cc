@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/data/lm_tasks/text.h"
 #include "efla/io/content_error.h"
 #include "efla/io/json.h"
@@ -19,7 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kLargestFile = std::size_t{1} << 30;
-constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 
 }  // namespace
 

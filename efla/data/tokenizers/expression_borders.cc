@@ -76,7 +76,7 @@ class ExpressionBorders::Parser {
       empty = empty || branch.empty;
       possessive_ = false;
     } while (skip("|"));
-    // Between matches of nothing everything is split, but not in a way that the positions tell.
+    // Positions cannot tell where an expression that matches the empty text splits.
     if (!rest_.empty() || empty) throw Unknown();
   }
 
@@ -190,7 +190,8 @@ class ExpressionBorders::Parser {
     return literal(before, take(static_cast<std::size_t>(size)));
   }
 
-  // Of letters without case, some stand for two: ß for ss, ﬁ for fi. Positions cannot say so.
+  // Adds the position of a literal. Throws if case does not matter and one character may match two literals, as ß
+  // matches ss and ﬁ matches fi: a position stands for one literal.
   Part literal(char before, std::string_view character) {
     if (flags_.find('i') != std::string::npos) {
       if (character.size() > 1) throw Unknown();
@@ -264,7 +265,8 @@ class ExpressionBorders::Parser {
 
   // Adds a position that matches one character of a class.
   Part position(std::string_view source) {
-    const bool ascii = std::all_of(source.begin(), source.end(), [](char c) { return c > 0; });
+    const bool ascii =
+        std::all_of(source.begin(), source.end(), [](char c) { return c != 0 && static_cast<std::uint8_t>(c) < 0x80; });
     const bool without_case = flags_.find('i') != std::string::npos;
     if (without_case && (!ascii || (source.size() > 1 && source[0] == '\\'))) throw Unknown();
     const std::string whole = flags_.empty() ? std::string(source) : "(?" + flags_ + ":" + std::string(source) + ")";
@@ -289,8 +291,8 @@ class ExpressionBorders::Parser {
   std::string_view rest_;
   std::string flags_;
   char literal_ = '\0';      // the literal just before, in lower case, where case does not matter
-  bool exact_ = true;        // of the branch: what a position begins and ends is a match
-  bool possessive_ = false;  // of the branch: except where a position before does not give back its characters
+  bool exact_ = true;        // whether a position that both begins and ends the branch is a match of the branch
+  bool possessive_ = false;  // whether the branch has a part that gives no characters back, so that a match may fail
 };
 
 ExpressionBorders::ExpressionBorders(std::string_view expression) {

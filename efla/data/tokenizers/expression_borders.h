@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 namespace efla::data {
@@ -21,8 +20,8 @@ class ExpressionBorders {
   static constexpr std::size_t kMaxPositions = 256;
   using Positions = std::bitset<kMaxPositions>;
 
-  // Takes an expression in Oniguruma's syntax, which Oniguruma accepts. Syntax that looks behind, and syntax that is
-  // not known, has no borders.
+  // Takes a valid expression in Oniguruma's syntax. An expression that looks behind, or that has syntax unknown to this
+  // class, has no borders.
   explicit ExpressionBorders(std::string_view expression);
   ~ExpressionBorders();
   ExpressionBorders(ExpressionBorders&&) noexcept;
@@ -48,7 +47,7 @@ class ExpressionBorders {
 
   bool known_ = false;
   std::vector<Positions> follow_;  // the positions that may come next
-  Positions alone_;                // those that are a whole match
+  Positions alone_;                // the positions that can be a whole match
   std::vector<Class> classes_;     // sets of characters, with the positions that match them
   std::array<Positions, 128> ascii_{};
 };

@@ -9,10 +9,6 @@
 namespace efla::data {
 namespace {
 
-std::string_view first_character(std::string_view text) {
-  return text.substr(0, static_cast<std::size_t>(std::max(utf8_character(text), 1)));
-}
-
 // Returns the bytes of two characters as a number.
 std::uint64_t key_of(std::string_view left, std::string_view right) {
   std::uint64_t key = 0;
@@ -61,13 +57,11 @@ int byte_of(std::string_view piece) {
   return std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2 ? value : -1;
 }
 
-void JoinedCharacters::add(std::string_view left, std::string_view right) {
-  if (!left.empty() && !right.empty()) pairs_.insert(key_of(left.substr(utf8_last(left)), first_character(right)));
-}
-
 void JoinedCharacters::add_all(std::string_view text) {
-  for (std::size_t at = utf8_last(text); at > 0; at = utf8_last(text.substr(0, at))) {
-    add(text.substr(0, at), text.substr(at));
+  for (std::size_t at = utf8_last(text); at > 0;) {
+    const auto begin = utf8_last(text.substr(0, at));
+    pairs_.insert(key_of(text.substr(begin, at - begin), utf8_first(text.substr(at))));
+    at = begin;
   }
 }
 
@@ -75,7 +69,7 @@ std::size_t JoinedCharacters::last_break(std::string_view text, const Allowed& a
   const auto marked = [](std::string_view character) { return character == " " ? kSpaceMark : character; };
   for (std::size_t at = utf8_last(text); at > 0;) {
     const auto begin = utf8_last(text.substr(0, at));
-    const auto before = marked(text.substr(begin, at - begin)), behind = marked(first_character(text.substr(at)));
+    const auto before = marked(text.substr(begin, at - begin)), behind = marked(utf8_first(text.substr(at)));
     // An incomplete character may become any.
     const bool whole = utf8_character(behind) > 0;
     if (whole && !pairs_.contains(key_of(before, behind)) && allowed(at, before, behind)) return at;

@@ -23,17 +23,16 @@ std::size_t word_end(std::string_view text, std::size_t begin);
 // Returns the byte of a piece such as "<0x0A>"; −1 for any other piece.
 int byte_of(std::string_view piece);
 
-// The pairs of neighbouring characters that are in one token or become neighbours when tokens are joined. Between the
-// characters of any other pair a text can be cut.
+// The pairs of characters that stand side by side in a token. Between the characters of any other pair a text can be
+// cut.
 class JoinedCharacters {
  public:
-  // Adds the pair of the last character of one text and the first character of the next one.
-  void add(std::string_view left, std::string_view right);
-  // Adds the pairs inside of a text.
+  // Adds all pairs of neighbouring characters in the text of a token.
   void add_all(std::string_view text);
 
-  // Returns the last place in a text with spaces between two whole characters that are no such pair, where
-  // `allowed(place, character before, character behind)` holds; the characters have kSpaceMark for a space. 0: none.
+  // Returns the last place in a text between two whole characters that are no such pair, where `allowed(place,
+  // character before, character behind)` holds; 0: none. The text has spaces, and the two characters have kSpaceMark
+  // for a space.
   using Allowed = std::function<bool(std::size_t, std::string_view, std::string_view)>;
   std::size_t last_break(std::string_view text, const Allowed& allowed) const;
 

@@ -12,13 +12,8 @@
 namespace efla::data {
 namespace {
 
-// How far behind its expected place a token is searched after an unknown one.
+// How many bytes behind its expected place a token is searched after an unknown one.
 constexpr std::size_t kReach = 256;
-
-// Returns the first character of a text that is not empty. A byte that begins no character counts as one.
-std::string_view leading_character(std::string_view text) {
-  return text.substr(0, static_cast<std::size_t>(std::max(utf8_character(text), 1)));
-}
 
 // The full decomposition of a character. The character that stands for a space is one.
 struct Decomposition {
@@ -42,8 +37,8 @@ class Walk {
  public:
   explicit Walk(std::string_view text) : text_(text) {}
 
-  // Returns the offset of the next token, whose own text is this. spaces: of the first token of a text or behind a
-  // special token, how many spaces begin with it, in it and the tokens behind it; 0 for other tokens.
+  // Returns the offset of the next token. token: its own text. spaces: for the first token of a text, or the first one
+  // behind a special token, the number of spaces at the start of this token and the tokens behind it; otherwise 0.
   std::size_t push(std::string_view token, std::size_t spaces) {
     if (!held_.empty() || ahead_ > 0) return push_normalized(token);
     if (spaces > 0 && spaces > spaces_here(spaces)) token.remove_prefix(1);  // encode has added it
@@ -53,19 +48,19 @@ class Walk {
       return pass(token.size() - 1);  // behind an added token that is not special
     }
     const bool is_whole = utf8_character(token) > 0;
-    const bool is_known = !is_whole || Decomposition(leading_character(token)).codes[0] ==
-                                           Decomposition(leading_character(rest())).codes[0];
+    const bool is_known =
+        !is_whole || Decomposition(utf8_first(token)).codes[0] == Decomposition(utf8_first(rest())).codes[0];
     return is_known ? push_normalized(token) : push_unknown(token);
   }
 
  private:
   std::string_view rest() const { return text_.substr(at_); }
 
-  // Returns how many spaces stand here, at most so many.
+  // Returns the number of spaces that the rest of the text begins with. Counts no further than `most`.
   std::size_t spaces_here(std::size_t most) const {
     std::size_t count = 0;
     for (auto text = rest(); count < most && !text.empty(); ++count) {
-      const auto character = leading_character(text);
+      const auto character = utf8_first(text);
       if (Decomposition(character).codes[0] != ' ') break;
       text.remove_prefix(character.size());
     }
@@ -85,10 +80,10 @@ class Walk {
     const auto offset = begun_ + (held_.empty() || ahead_ > 0 ? 0 : 1);
     held_ += token;
     while (!held_.empty() && utf8_character(held_) >= 0) {
-      const auto character = leading_character(held_);
+      const auto character = utf8_first(held_);
       const auto size = Decomposition(character).size;
-      for (; ahead_ < size && !rest().empty(); pass(leading_character(rest()).size())) {
-        ahead_ += Decomposition(leading_character(rest())).size;
+      for (; ahead_ < size && !rest().empty(); pass(utf8_first(rest()).size())) {
+        ahead_ += Decomposition(utf8_first(rest())).size;
       }
       ahead_ -= std::min(ahead_, size);
       held_.erase(0, character.size());
