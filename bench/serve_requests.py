@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures what one large request costs `efla serve`, by kind of body: time, memory, and the wait of other clients.
 
-    bench/serve_requests.py PROGRAM MODEL [--megabytes 60] [-- OPTION ...]
+    bench/serve_requests.py [--megabytes 60] PROGRAM MODEL [-- OPTION ...]
 
-Starts the server anew for each kind, with OPTIONs. While the request runs, another client asks for a few ids and for
+Starts the server anew for each kind, with the OPTIONs of efla serve, such as --tokenizer bytes. While the request runs, another client asks for a few ids and for
 /health, again and again. Peak memory is VmHWM of /proc, so that this needs Linux. A client gives up after 60 seconds.
 """
 
@@ -86,10 +86,10 @@ def measure(command, name, path, body):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("model")
-    parser.add_argument("--megabytes", type=float, default=60)
-    parser.add_argument("options", nargs="*")
+    parser.add_argument("program", help="efla")
+    parser.add_argument("model", help="folder of a model")
+    parser.add_argument("--megabytes", type=float, default=60, help="size of a body (default: 60); stands before PROGRAM")
+    parser.add_argument("options", nargs="*", help="options of efla serve, after --")
     arguments = parser.parse_args()
     command = [arguments.program, "serve", arguments.model, "--port", "0", "--device", "cpu", *arguments.options]
     print(f"{'body':20} {'MB':>6} {'status':>6} {'s':>8} {'rest MiB':>8} {'more MiB':>8} {'per byte':>8} {'ids s':>8} {'health s':>8} {'end s':>8}")

@@ -35,8 +35,8 @@ if(EFLA_SANITIZE)
   add_link_options(-fsanitize=${EFLA_SANITIZE})
 endif()
 
-# efla_compile_fast(TARGET): TARGET waits for what it calls, and is compiled at -O1, because the templates of JSON, CLI11 and Beast
-# compile much longer at -O3. The sanitizers' preset sets the optimisation itself.
+# efla_compile_fast(TARGET): compiles TARGET at -O1, because the templates of JSON, CLI11 and Beast take much longer to compile at -O3.
+# For targets whose run time is spent in the functions that they call. The sanitizers' presets set the optimisation themselves.
 function(efla_compile_fast target)
   if(NOT EFLA_SANITIZE)
     target_compile_options(${target} PRIVATE -O1)

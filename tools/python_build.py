@@ -1,7 +1,7 @@
-"""The build backend of the Python package: scikit-build-core's, after a look for PyTorch.
+"""The build backend of the Python package: scikit-build-core's, which first checks that PyTorch is installed.
 
-pip asks for the metadata before it downloads what the package depends on, which is some gigabytes that would not be there while the
-package is built.
+pip asks for the metadata before it downloads the dependencies. Without this check pip would download PyTorch, and the build would still
+fail, because pip installs the dependencies only after it.
 """
 
 import subprocess

@@ -282,7 +282,9 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
       ->capture_default_str();
   command.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all")
       ->capture_default_str();
-  command.add_option("--top-p", sampling.top_p, "Draw from the fewest tokens whose probabilities sum to p")
+  command
+      .add_option("--top-p", sampling.top_p,
+                  "Draw from the fewest tokens whose probabilities sum to p; 0: the most probable token")
       ->capture_default_str();
   command
       .add_option("--repetition-penalty", sampling.repetition_penalty,

@@ -39,8 +39,8 @@ struct TokenizerFiles {
   std::string refusal;                                     // why there is none for transformers
 };
 
-// Returns the files of a tokenizer that exists: its own ones and, where `exported` and for bytes, which have no file,
-// the files that are made for transformers.
+// Returns the files of a tokenizer that exists: its own files, and the files made for transformers if `exported` is
+// true or the tokenizer is bytes, which has no file of its own.
 TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
   TokenizerFiles result;
   if (exported || tokenizer == "bytes") {
@@ -128,8 +128,8 @@ void add_checkpoints(CLI::App& program) {
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
                 "Folder of a model, or of a training run (its latest checkpoint)", "HF_DIR",
-                "New folder for config.json, model.safetensors and, if there is a tokenizer,\n"
-                "tokenizer.json, tokenizer_config.json and tokenizer.model");
+                "New folder for config.json, model.safetensors, efla_model.py and, if there is\n"
+                "a tokenizer, its files and tokenizer.json with tokenizer_config.json");
 
   auto arguments = std::make_shared<Arguments>();
   auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");

@@ -238,7 +238,10 @@ void add_train_lm(CLI::App& train) {
   command->add_option("--out", arguments->out, "Folder of the new run");
   command->add_option("--resume", arguments->resume,
                       "Folder of the run to continue, with the bits of an uninterrupted run");
-  command->add_option("--set", arguments->settings, "TABLE.KEY=VALUE in place of the file's; may be given repeatedly")
+  command
+      ->add_option("--set", arguments->settings,
+                   "TABLE.KEY=VALUE in place of the file's; may be given repeatedly. With --resume only data.train, "
+                   "data.validation and data.tokenizer, for data that has moved")
       ->allow_extra_args(false)
       ->take_all();
   add_device_option(*command, arguments->device);

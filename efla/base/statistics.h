@@ -17,8 +17,8 @@ Spread spread_of(std::span<const double> values);
 // Returns the standard error of the mean; NaN for fewer than two values.
 double standard_error(const Spread& spread);
 
-// Returns whether the means differ by more than the two standard deviations together. Where one side has a single value
-// there is no deviation to go by, and every difference counts.
+// Returns whether the means differ by more than the sum of the two standard deviations. If one side has a single value,
+// which has no deviation, every difference counts.
 bool beyond_spread(const Spread& a, const Spread& b);
 
 // Returns the median. Of an even number of values it is the greater of the two middle ones. Returns NaN without values.

@@ -11,7 +11,7 @@ namespace {
 
 using Symbols = ReplyText::Symbols;
 
-constexpr char32_t kSpecial = 256;  // and the id: the symbol of a special token
+constexpr char32_t kSpecial = 256;  // kSpecial + id is the symbol of a special token
 
 Symbols symbols_of_bytes(std::string_view bytes) {
   Symbols symbols;
@@ -19,8 +19,8 @@ Symbols symbols_of_bytes(std::string_view bytes) {
   return symbols;
 }
 
-// Returns a string's symbols, with one symbol in place of each text of a special token: the leftmost first; where
-// several begin at one place, the longest.
+// Returns a string's symbols, with one symbol in place of each text of a special token. The leftmost text is replaced
+// first, and of several that begin at one place the longest.
 Symbols symbols_with_specials(const data::Tokenizer& tokenizer, std::string_view string) {
   std::vector<std::pair<std::int32_t, std::string_view>> specials;  // in the string
   for (const auto& [id, text] : tokenizer.special_texts()) {
@@ -52,7 +52,7 @@ void require_stop_strings(const std::string& operation, const std::vector<std::s
   }
 }
 
-// The lengths of shorter matches are those of Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977.
+// Computes the lengths of the shorter matches as Knuth, Morris and Pratt do ("Fast pattern matching in strings", 1977).
 ReplyText::Stop::Stop(std::string text, Symbols all) : string(std::move(text)), symbols(std::move(all)) {
   shorter.assign(symbols.size(), 0);
   for (std::size_t i = 1, length = 0; i < symbols.size(); ++i) {

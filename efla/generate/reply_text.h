@@ -15,12 +15,12 @@ namespace efla::generate {
 // Throws Error of the operation about "stop" unless every string is UTF-8 and not empty.
 void require_stop_strings(const std::string& operation, const std::vector<std::string>& strings);
 
-// Returns the text of ids up to the stop string that is complete first; if several end at the same byte, up to the
-// longest. Holds back what may be the start of a stop string until more ids decide it.
+// The text of a reply up to the stop string that is complete first; if several end at the same byte, up to the longest.
+// Text that may be the start of a stop string is held back until more ids decide it.
 //
-// Special tokens such as "<|im_end|>" have no bytes, so that the text is without them. A stop string that contains the
-// text of a special token nevertheless ends the reply where this token stands. For the other stop strings special
-// tokens are as if they were not there.
+// Special tokens such as "<|im_end|>" have no bytes, and do not appear in the text. A stop string that contains the
+// text of a special token nevertheless ends the reply where this token stands. Stop strings ignore all special tokens
+// that they do not contain.
 class ReplyText {
  public:
   // What stop strings are compared with: one symbol per byte, and one per special token.
@@ -41,24 +41,25 @@ class ReplyText {
   std::string finish();
 
   bool stopped() const { return stop_ != nullptr; }
-  // Returns the stop string that ended the text.
+  // Returns the stop string that ended the text. The functions about this string may be called only after a stop.
   const std::string& stop() const { return stop_->string; }
   // Returns the symbols of this string.
   const Symbols& stop_symbols() const { return stop_->symbols; }
   // Returns the symbols of an id that count for this string.
   Symbols symbols_for_stop(std::int32_t id) const;
 
+  // Returns the text held back, which another object can continue.
   std::string held() const { return resumed_ + held_; }
-  // Returns how many symbols at the end of the reply may begin a stop string, at most.
+  // Returns the number of symbols in the longest start of a stop string that the reply ends with.
   std::size_t begun() const;
-  // Returns how many symbols an id has.
+  // Returns the number of symbols that an id has.
   std::size_t symbols_of(std::int32_t id) const;
 
  private:
   struct Stop {
     std::string string;
     Symbols symbols;
-    std::vector<std::size_t> shorter;  // by length of a match, less 1: the length of the next shorter match
+    std::vector<std::size_t> shorter;  // [i]: the length of the next shorter match, for a match of i + 1 symbols
     std::size_t matched = 0;           // symbols of the match at the end of the reply
 
     Stop(std::string text, Symbols all);

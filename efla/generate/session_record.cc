@@ -44,7 +44,9 @@ std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::str
 template <class T>
 void check_ids(const std::string& path, const std::vector<T>& ids, std::int64_t size) {
   for (const auto id : ids) {
-    if (id < 0 || id >= size) io::fail_in(path, "not a session: token " + std::to_string(id));
+    if (id < 0 || id >= size) {
+      io::fail_in(path, "not a session: token " + std::to_string(id) + ", expected 0 to " + std::to_string(size - 1));
+    }
   }
 }
 
@@ -89,10 +91,11 @@ void check_session(const SessionRecord& record, std::span<const NamedTensor> sta
                    const SessionModel& model) {
   const auto refuse = [&](const std::string& what) { io::fail_in(path, "not a session: " + what); };
   for (const auto counter : {record.counters[1], record.counters[2]}) {
-    if (counter > kMostTokens) refuse("a count of " + std::to_string(counter) + " tokens");
+    if (counter > kMostTokens)
+      refuse("a count of " + std::to_string(counter) + " tokens, expected at most " + std::to_string(kMostTokens));
   }
-  if (std::cmp_not_equal(record.seen.size(), (model.vocab_size + 7) / 8)) {
-    refuse("seen has " + std::to_string(record.seen.size()) + " bytes");
+  if (const auto bytes = (model.vocab_size + 7) / 8; std::cmp_not_equal(record.seen.size(), bytes)) {
+    refuse("seen has " + std::to_string(record.seen.size()) + " bytes, expected " + std::to_string(bytes));
   }
   if (const auto last = record.last_ids.size(); last > kLastIds) {
     refuse(std::to_string(last) + " last ids, at most " + std::to_string(kLastIds));

@@ -34,17 +34,17 @@ struct SessionRecord {
   std::map<std::string, std::string> metadata(const std::string& model) const;
 };
 
-// What sessions of a model have in common.
+// The properties of a model that its sessions must match.
 struct SessionModel {
   std::string sha256;           // fingerprint
-  std::int64_t vocab_size = 0;  // ids of the model
-  std::int64_t ids = 0;         // of these, the first ones, which texts may have
+  std::int64_t vocab_size = 0;  // number of ids of the model
+  std::int64_t ids = 0;         // texts may have the ids from 0 to ids − 1
 };
 
 // Throws IoError(content) for a session that cannot be continued: counts of tokens beyond 2^53, ids that texts cannot
-// have, vectors of another size, numbers of the state that are not finite, a held text that is not UTF-8. Every seed is
-// valid. Whoever saves a session
-// calls it as whoever loads one does, so that each saved session can be loaded. state: may have other tensors too.
+// have, vectors of another size, non-finite numbers in the state, a held text that is not UTF-8. Every seed is valid.
+// Is called before a session is saved and after one is read, so that every saved session can be loaded. state: may have
+// other tensors too.
 void check_session(const SessionRecord& record, std::span<const io::NamedTensor> state, const std::string& path,
                    const SessionModel& model);
 

@@ -7,11 +7,11 @@
 
 namespace efla::io {
 
-// Returns the CRC-32C (Castagnoli; RFC 3720, appendix B.4) of the bytes that `before` is the checksum of, followed by
-// `bytes`. Uses the processor's instruction where there is one.
+// Returns the CRC-32C (Castagnoli; RFC 3720, appendix B.4) of `bytes`. To compute the checksum of data in pieces, pass
+// the checksum of all pieces so far as `before`. Uses the processor's instruction if the processor has one.
 std::uint32_t crc32c(ByteView bytes, std::uint32_t before = 0);
 
-// Computes the same without the instruction.
+// Returns the same checksum, computed without the instruction.
 std::uint32_t crc32c_portable(ByteView bytes, std::uint32_t before = 0);
 
 }  // namespace efla::io

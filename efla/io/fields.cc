@@ -28,12 +28,12 @@ namespace {
 
 constexpr std::size_t kLongest = 100;  // bytes of a value in a message
 
-// Returns the begin of a text as JSON. Half a character at its end, which no message shows, becomes U+FFFD.
+// Returns the beginning of a text as JSON. Where it ends within a character, the part of the character becomes U+FFFD.
 std::string text_begin(const std::string& text) {
   return nlohmann::json(text.substr(0, kLongest)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Appends a value as JSON, as far as a message shows it: the value may be of any size.
+// Appends a value as JSON, but no more of a large value than a message shows.
 void append_begin(std::string& out, const nlohmann::json& value) {
   if (value.is_string()) {
     out += text_begin(value.get_ref<const std::string&>());

@@ -31,14 +31,13 @@ RefuseField refuse_argument(std::string operation);
 // Returns a value as messages show it: JSON of at most 100 bytes, or the size of a long list or object.
 std::string brief(const nlohmann::json& value);
 
-// Returns a whole number below 2^63; nothing for any other value. 4.0 is a whole number, because JSON does not
-// distinguish it from 4.
+// Returns a whole number from -2^63 to 2^63 - 1; nothing for any other value. A number with a point, such as 4.0, is a
+// whole number up to 2^53, because JSON does not distinguish 4.0 from 4.
 std::optional<std::int64_t> whole_number(const nlohmann::json& value);
 
-// The fields of a JSON object, which must outlive the Fields. A field that is null counts as missing, also where nobody
-// knows the field. Not for several
-// threads at once, because every call notes the name of its field. The functions for a type T take bool, std::int64_t,
-// std::uint64_t, double, std::string and std::vector of std::int64_t or std::string.
+// The fields of a JSON object, which must outlive the Fields. A field that is null counts as missing, even if its name
+// is unknown. Not for several threads at once, because every call notes the name of its field. The functions for a type
+// T take bool, std::int64_t, std::uint64_t, double, std::string and std::vector of std::int64_t or std::string.
 class Fields {
  public:
   // Throws if `object` is not a JSON object. Messages put `name` before the names of the fields.
@@ -100,7 +99,7 @@ class Fields {
   // Returns whether a function above was called for this field.
   bool is_known(const std::string& name) const;
 
-  // Throws if there is a field, not null, that no function above was called for.
+  // Throws if the object has a field that is not null and for which no function above was called.
   void refuse_others() const;
 
   // Calls f. Throws for the field of the object that an Error of f names as its argument.

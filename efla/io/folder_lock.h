@@ -43,10 +43,10 @@ class FolderLock {
 // nothing. Does nothing where a process holds the lock, or where this process may not remove the file.
 void remove_stale_lock(const std::filesystem::path& folder);
 
-// Returns whether a folder is empty but for files that AtomicFile and FolderLock of a killed process left.
+// Returns whether a folder is empty, apart from files that AtomicFile and FolderLock of a killed process left.
 bool is_unused_folder(const std::filesystem::path& folder);
 
-// Makes the folder and its parents where they do not exist, and returns those that it made, the innermost first.
+// Makes the folder and its parents unless they exist. Returns the folders that it made, the innermost first.
 std::vector<std::filesystem::path> make_missing_folders(const std::filesystem::path& path);
 
 // Makes the folder and its parents, or accepts a folder that is empty or holds the file `mark`, and locks the folder.

@@ -20,11 +20,12 @@ namespace efla::io {
 // with the byte offset if the text is not JSON, is nested deeper than 256 levels, or has a number beyond float64.
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start = 0);
 
-// Parses a line of a user's JSON lines like parse_json. Says what a line should be where its value goes on after it.
+// Parses one line of a user's JSON lines as parse_json does. Throws IoError(content) that says so if the value does not
+// end on the line.
 nlohmann::json parse_json_line(std::string_view line, const std::string& path, std::size_t start);
 
-// A value whose end needs no memory. The destructor of nlohmann::json allocates memory for the values inside of a
-// value, and ends the process if there is none.
+// A JSON value whose destructor allocates no memory. The destructor of nlohmann::json allocates memory for the values
+// inside of a value, and ends the process if there is none.
 class JsonDocument {
  public:
   // Called before memory is taken (bytes > 0) and after it is freed (bytes < 0), in steps of about 64 KiB. What it

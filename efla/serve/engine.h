@@ -127,7 +127,7 @@ struct Finish {
   std::string text = {};   // the last of the reply's text, which Token::text had held back
   std::string stop = {};   // the stop string that ended the reply
   std::string error = {};  // one sentence where reason is error
-  bool no_memory = false;  // reason is error, because memory was missing: the same request may succeed later
+  bool no_memory = false;  // reason is error for lack of memory: the same request may succeed later
   Usage usage = {};
   double queue_ms = 0.0, first_token_ms = 0.0, total_ms = 0.0;  // since submit; first_token_ms 0 without a token
 };

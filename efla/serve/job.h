@@ -129,11 +129,11 @@ class Job {
   // Returns the reason for the end of a request whose ids are prefilled.
   FinishReason reason() const { return reason_; }
 
-  // End the request because of an error.
+  // These functions end the request because of an error.
   void fail(const std::exception& failure) noexcept;
   void fail(const Outcome& outcome);
 
-  // Calls the listener's finish. A listener for which there is no memory gets no call, but its end.
+  // Calls the listener's finish. Without memory for the call, the listener is only destroyed.
   void finish();
 
   // Returns the text after the reply with this state.

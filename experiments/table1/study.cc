@@ -42,7 +42,7 @@ std::vector<json> best_runs(const json& settings, const std::string& mixer, cons
   return best;
 }
 
-// Returns the spread of the perplexities of runs over those that did not diverge.
+// Returns the spread of the perplexities of the runs that did not diverge.
 Spread perplexities_of(const std::vector<json>& runs) {
   std::vector<double> perplexities;
   for (const auto& run : runs) {
@@ -203,7 +203,8 @@ report::Figure loss_figure(const ordered_json& scores, const std::vector<ordered
   return figure;
 }
 
-// Returns how the perplexities of efla and deltanet differ; nothing where one of them is not in the study or diverged.
+// Returns how the perplexities of efla and deltanet differ; empty if the study lacks one of them or all its runs
+// diverged.
 std::string summary(const json& settings, const std::vector<ordered_json>& runs) {
   const auto mixers = settings.at("mixers").get<std::vector<std::string>>();
   std::vector<Spread> sides;
@@ -214,13 +215,14 @@ std::string summary(const json& settings, const std::vector<ordered_json>& runs)
   }
   const Spread &efla = sides[0], &deltanet = sides[1];
   const double difference = efla.mean / deltanet.mean - 1.0;
-  const bool spread = efla.count > 1 && deltanet.count > 1;
+  const bool has_spread = efla.count > 1 && deltanet.count > 1;
   std::string text = "The perplexity of efla is " + report::percent(std::abs(difference)) +
                      (difference < 0 ? " below" : " above") + " that of deltanet";
-  if (spread)
+  if (has_spread) {
     text += beyond_spread(efla, deltanet) ? ", beyond the spread of the seeds" : ", within the spread of the seeds";
+  }
   text += ": " + report::plus_minus(efla, 1.0, 3) + " against " + report::plus_minus(deltanet, 1.0, 3);
-  if (!spread) return text + ". With one seed there is no spread to judge the difference by.";
+  if (!has_spread) return text + ". With one seed there is no spread to judge the difference by.";
   return text + " (mean ± standard deviation over " + std::to_string(efla.count) + " and " +
          std::to_string(deltanet.count) +
          " runs; lower is better). A difference is called beyond the spread if it is larger than the two deviations "

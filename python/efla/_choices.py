@@ -1,4 +1,4 @@
-"""The words that functions and layers take, as types: editors complete them, and type checkers refuse others."""
+"""Types of the arguments that are one of a few words: editors complete the words, and type checkers refuse others."""
 
 from typing import Literal
 

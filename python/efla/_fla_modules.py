@@ -36,7 +36,7 @@ def _convolve(
 ) -> tuple[Tensor, Tensor]:
     """x [B, T, …] of D channels, weight [D, W] → y [B, T, D] and the next state [N, D, W], both in float32.
 
-    A text of cu_seqlens has the bits that it has alone.
+    Each text of cu_seqlens gets the same bits as alone, because it is computed alone.
     """
     x, weight, taps = x.flatten(2).float(), weight.float(), weight.shape[1]
     if cu_seqlens is not None:

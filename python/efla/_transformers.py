@@ -26,7 +26,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class TransformersPatch:
-    """What patch_transformers replaced: `functions` per model type, and `missing`, the model types with a function that it does not know."""
+    """What patch_transformers replaced: `functions` per model type.
+
+    `missing` are the model types of which a function was left alone, because it has arguments that this package does not know.
+    """
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -40,7 +43,8 @@ class TransformersPatch:
             if original is None:
                 continue
             if not _takes(function, original):
-                self.missing += [model] if model not in self.missing else []
+                if model not in self.missing:
+                    self.missing.append(model)
                 continue
             self.functions.setdefault(model, []).append(name)
             if not hasattr(original, "efla_replaces"):  # else an earlier patch is in force
@@ -101,21 +105,22 @@ def patch_transformers() -> TransformersPatch:
 
 
 def _models(transformers: Any) -> list[str]:
-    """Returns the model types whose code defines one of the functions, which a look at the files tells without importing all."""
+    """Returns the model types whose code defines one of the functions. Reads the files, because importing all of them takes long."""
     definition = re.compile(rf"^def ({'|'.join(_FUNCTIONS)})\(", re.MULTILINE)
     files = sorted(pathlib.Path(transformers.__file__).parent.glob("models/*/modeling_*.py"))
-    return [file.parent.name for file in files if file.stem == f"modeling_{file.parent.name}" and definition.search(file.read_text("utf-8"))]
+    files = [file for file in files if file.stem == f"modeling_{file.parent.name}"]
+    return [file.parent.name for file in files if definition.search(file.read_text("utf-8"))]
 
 
 # The reference's names of our arguments; chunk_size changes nothing here.
 _NAMES = {"query": "q", "key": "k", "value": "v"}
 _WITHOUT_EFFECT = ("chunk_size",)
-# What keeps packed texts apart: the first two are our cu_seqlens, which no function of transformers' own takes.
+# What keeps packed texts apart. The first two are our cu_seqlens. transformers' own functions ignore all three.
 _PACKING = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 
 
 def _reference(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns transformers' own function. Where flash-linear-attention is installed, the original is its function, which needs a GPU."""
+    """Returns transformers' own function. With flash-linear-attention installed, `original` is its function, which needs a GPU."""
     reference: Callable[..., Any] = getattr(original, "__wrapped__", original)
     return reference
 
@@ -152,7 +157,7 @@ def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Call
                 return function(**ours)
             except (ValueError, NotImplementedError):  # the call is computed, or refused, as without the patch
                 pass
-        packed = any(given.get(name) is not None for name in _PACKING)  # the reference would not look at these
+        packed = any(given.get(name) is not None for name in _PACKING)
         on_cpu = isinstance(query, Tensor) and query.device.type == "cpu"
         return (reference if on_cpu and not packed else original)(*arguments, **named)
 

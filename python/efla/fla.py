@@ -244,10 +244,10 @@ def _loss_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _warn_of_lost_caches() -> None:
-    """Warns where fla's models lose their cache between tokens: transformers 5.24 has given it a name that fla 0.6.0 does not know."""
+    """Warns if fla's models lose their cache between tokens, because transformers 5.24 names it `cache`, which fla 0.6.0 does not know."""
     outputs, models = (importlib.import_module(name) for name in ("transformers.modeling_outputs", "fla.models.modeling_utils"))
-    named = "cache" in outputs.CausalLMOutputWithPast.__dataclass_fields__
-    if named and "cache" not in inspect.signature(models.FLAForCausalLM.forward).parameters:
+    renamed = "cache" in outputs.CausalLMOutputWithPast.__dataclass_fields__
+    if renamed and "cache" not in inspect.signature(models.FLAForCausalLM.forward).parameters:
         warnings.warn(
             "efla.fla: this version of flash-linear-attention loses the cache of this version of transformers, so that its models generate "
             "other tokens with a cache than without: use transformers 5.23, use_cache=False, or import efla.hf",

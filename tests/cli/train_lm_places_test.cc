@@ -23,7 +23,7 @@ TEST_F(TrainLm, ASampleThatCouldNotBeMadeIsRefusedBeforeTheStart) {
       run_program({"data", "tokenize", path("train.txt"), "--tokenizer", tokenizer, "--out", path("own")});
   ASSERT_EQ(tokenize.exit_code, 0) << tokenize.err;
   std::vector<std::string> settings{"data.tokenizer=" + tokenizer, "data.train=" + path("own"),
-                                    "data.validation=" + path("own"), "training.steps=12"};
+                                    "data.validation=" + path("own")};
   EXPECT_TRUE(
       is_user_mistake(run_program(train("run", settings)), "training.sample_prompt: got \"\", expected a prompt"));
   EXPECT_FALSE(fs::exists(path("run")));

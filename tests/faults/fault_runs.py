@@ -10,8 +10,8 @@ rename, mapping or read of a file below the trials' folder fails, or the k-th al
 these calls. A command that fails must end with exit code 1 or 2 and one sentence, and leave no temporary file; the same
 command (of a run that has begun, its --resume) must then end with the files of a run without a fault. A server that does
 not start must fail in the same way. A server that has started must answer every request with success or status 503, and
-with success when the request is repeated. Or it says that a session is stored, but not in a file; or it ends the connection
-for which it has no memory. It must end with exit code 0, or 1 with one sentence, and after its next start have all sessions
+with success when the request is repeated. It may instead say that a session is stored, but not in a file, and it may end a
+connection for which it has no memory. It must end with exit code 0, or 1 with one sentence, and after its next start have all sessions
 that it confirmed and none that was erased. The exit code of this script is 1 where a trial went wrong; the folders of such
 trials stay.
 """
@@ -252,13 +252,13 @@ def make_cases(program, work):
     def train(folder):
         return ["train", "lm", configuration, "--threads", "2", "--device", "cpu", "--out", folder]
 
-    def train_on(folder):
+    def resume(folder):
         # Without run.json the run has not begun.
         return ["train", "lm", "--resume", folder, "--threads", "2"] if (folder / "run.json").exists() else train(folder)
 
     for arguments in (tokenize(tokens, inputs / "short.txt"), train(run), ["export", run, "--out", exported]):
         check(program.run(arguments, folder) == 0, f"{arguments}: {folder.errors()}")
-    return [Command("data tokenize", tokenize), Command("train lm", train, train_on),
+    return [Command("data tokenize", tokenize), Command("train lm", train, resume),
             Command("export", lambda folder: ["export", run, "--out", folder]),
             Command("import", lambda folder: ["import", exported, "--out", folder]), Server(run)]
 
@@ -272,7 +272,7 @@ class Row:
 
 
 def chosen(count, most, rng):
-    """At most `most` numbers of calls: all, or one at random of each of as many equal parts."""
+    """Returns the numbers of the calls that fail: all, or one at random from each of `most` equal ranges."""
     if count <= most:
         return list(range(1, count + 1))
     return [rng.randrange(count * i // most, count * (i + 1) // most) + 1 for i in range(most)]
@@ -300,11 +300,14 @@ def run_case(program, work, case, calls, most, rng):
 
 
 EXPLANATION = """\
-A trial is one run in which one of the calls fails that the run without a fault has made: a write, fsync, rename, mapping or
-read of a file below the trials' folder, or an allocation of at least 64 KiB. Survived: exit code 0 with the files of a run
-without a fault, or a server that kept every session and answered every request, after status 503 or an ended connection
-when it was sent again. Not reached: the run ended without the call, because the numbers of calls differ between runs.
-Wrong: [fault_runs.py](../../tests/faults/fault_runs.py) says what is right.
+A trial is a run in which one call fails: a write, fsync, rename, mapping or read of a file below the trials' folder, or an
+allocation of at least 64 KiB. "Calls" counts these calls in a run without a fault.
+
+- Exit code 1 or 2: the command failed with one sentence. Repeated without a fault, it wrote the files of a run without a fault.
+- Survived: exit code 0 with the files of a run without a fault. A server kept every session and answered every request; it may
+  have answered with status 503, or ended the connection, before the request was sent again.
+- Not reached: the run ended before the call, because the numbers of calls differ between runs.
+- Wrong: any other result. [fault_runs.py](../../tests/faults/fault_runs.py) says what is right.
 """
 
 
@@ -326,10 +329,10 @@ def main():
     parser.add_argument("efla", type=pathlib.Path, help="the program, of a release build")
     parser.add_argument("shim", type=pathlib.Path, help="the library of fault_shim.cc")
     parser.add_argument("--each", type=int, default=40, help="most trials per command and call (default: 40)")
-    parser.add_argument("--seed", type=int, default=1, help="of the choice where there are more calls (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the choice among more calls than --each (default: 1)")
     parser.add_argument("--only", action="append", help="a command of the table; may be given repeatedly")
     parser.add_argument("--call", action="append", choices=CALLS, help="a call; may be given repeatedly")
-    parser.add_argument("--out", type=pathlib.Path, help="file for the table (default: printed alone)")
+    parser.add_argument("--out", type=pathlib.Path, help="file for the table, which is printed in any case")
     arguments = parser.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="efla-faults-")).resolve()
     program = Program(arguments.efla.resolve(), arguments.shim.resolve())

@@ -1,5 +1,5 @@
-// Generation: the same tokens however a prompt is taken in, streaming, stop strings, ends, and flash-linear-attention's
-// greedy tokens.
+// Generation: the same tokens however a prompt is prefilled, streaming, stop strings, ends, and
+// flash-linear-attention's greedy tokens.
 #include "efla/generate/generator.h"
 
 #include <gtest/gtest.h>
@@ -263,7 +263,7 @@ TEST_F(GeneratorTest, EndsAtStopStringsAndAtTheEndOfText) {
   EXPECT_EQ(stopped.text, whole.substr(0, whole.find(stop)));
   EXPECT_EQ(streamed, stopped.text);
 
-  // Among so many texts one ends by itself.
+  // At least one of 40 texts ends by itself.
   int ended = 0;
   for (std::uint64_t seed = 0; seed < 40 && ended == 0; ++seed) {
     const auto some = reply("abc", {.sampling = {.temperature = 3.0}, .max_tokens = 60}, seed);

@@ -60,7 +60,7 @@ std::vector<std::int64_t> counts_of(const std::vector<float>& logits, const std:
   return counts;
 }
 
-// The value that χ² with so many degrees of freedom passes once in a thousand times (Wilson and Hilferty's
+// Returns the value that χ² with `freedom` degrees of freedom exceeds once in a thousand times (Wilson and Hilferty's
 // approximation, 1931).
 double chi_square_limit(double freedom) {
   const double v = 2.0 / (9.0 * freedom);

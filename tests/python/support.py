@@ -1,4 +1,7 @@
-"""Inputs with a fixed seed, and the comparison that the tests share."""
+"""Inputs with a fixed seed, models, and the comparison that the tests share."""
+
+import importlib.util
+import warnings
 
 import torch
 
@@ -29,6 +32,28 @@ def state(sequences=2, value_heads=2, key_dim=12, value_dim=10, seed=1):
     """A float32 state [N, HV, K, V]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(sequences, value_heads, key_dim, value_dim, generator=generator)
+
+
+def import_hf():
+    """Returns the modules transformers and efla.hf, and silences their warnings and progress bars."""
+    warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
+    import transformers
+
+    if importlib.util.find_spec("fla"):
+        import fla.models  # noqa: F401: transformers keeps the models of the package that registers them last
+    import efla.hf
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers, efla.hf
+
+
+def enlarge_weights(model):
+    """Multiplies the matrices of a new model by 8, so that every part of it matters."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
 
 
 def error(got, expected):

@@ -291,7 +291,7 @@ class Mistakes(unittest.TestCase):
             return_intermediate_states=True,
         )
         self.refuses("cp_context: got 1, expected None: this is not implemented", efla.chunk_kda, **x, cp_context=1)
-        self.refuses("use_graph: got True, expected None: this is not implemented", efla.chunk_kda, **x, use_graph=True)
+        self.refuses("use_graph: got True, expected False: this is not implemented", efla.chunk_kda, **x, use_graph=True)
         x["g"] = x["g"][..., 0]
         message = "gv: got a tensor of shape [2, 70, 2, 10], expected None: this is not implemented"
         self.refuses(message, efla.fused_recurrent_gated_delta_rule, **x, gv=x["v"])

@@ -10,10 +10,9 @@ import sys
 import tempfile
 import textwrap
 import unittest
-import warnings
 
 import torch
-from support import assert_close
+from support import assert_close, enlarge_weights, import_hf
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
@@ -37,26 +36,13 @@ CASES = [
 @unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
 class Models(unittest.TestCase):
     def setUp(self):
-        warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
-        import transformers
-
-        if importlib.util.find_spec("fla"):
-            import fla.models  # noqa: F401: whichever registers its models last has them
-        import efla.hf
-
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        self.transformers, self.hf = transformers, efla.hf
+        self.transformers, self.hf = import_hf()
 
     def models(self, device="cpu"):
         for name, fields in CASES:
             torch.manual_seed(0)
-            config = getattr(self.hf, name)(**SMALL, **fields)
-            model = self.transformers.AutoModelForCausalLM.from_config(config).eval()
-            with torch.no_grad():  # larger weights, so that every part matters
-                for parameter in model.parameters():
-                    if parameter.dim() > 1:
-                        parameter.mul_(8)
+            model = self.transformers.AutoModelForCausalLM.from_config(getattr(self.hf, name)(**SMALL, **fields)).eval()
+            enlarge_weights(model)
             yield f"{name} {fields} on {device}", model.to(device)
 
     def test_the_program_computes_the_same(self):
@@ -188,7 +174,7 @@ class Models(unittest.TestCase):
             self.assertEqual(static.tolist(), model.generate(ids, **options).tolist(), name)
 
     def test_weights_that_a_checkpoint_lacks_start_as_in_a_new_model(self):
-        junk = [torch.full((100_000,), 1e30) for _ in range(20)]  # what memory may hold that nobody initialises
+        junk = [torch.full((100_000,), 1e30) for _ in range(20)]  # what uninitialised memory may then contain
         del junk
         for name, model in self.models():
             with tempfile.TemporaryDirectory() as folder:

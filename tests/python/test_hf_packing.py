@@ -3,10 +3,9 @@
 import importlib.util
 import tempfile
 import unittest
-import warnings
 
 import torch
-from support import assert_close
+from support import assert_close, enlarge_weights, import_hf
 
 LENGTHS = (13, 1, 21)
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "intermediate_size": 48}
@@ -24,16 +23,7 @@ CASES = [
 @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
 class PackedTexts(unittest.TestCase):
     def setUp(self):
-        warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
-        import transformers
-
-        if importlib.util.find_spec("fla"):
-            import fla.models  # noqa: F401: whichever registers its models last has them
-        import efla.hf
-
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        self.hf, self.transformers = efla.hf, transformers
+        self.transformers, self.hf = import_hf()
         generator = torch.Generator().manual_seed(1)
         self.texts = [torch.randint(61, (1, length), generator=generator) for length in LENGTHS]
         self.ids = torch.cat(self.texts, 1)
@@ -44,14 +34,11 @@ class PackedTexts(unittest.TestCase):
         for name, fields in CASES:
             torch.manual_seed(0)
             model = self.transformers.AutoModelForCausalLM.from_config(getattr(self.hf, name)(**SMALL, **fields)).eval()
-            with torch.no_grad():  # larger weights, so that every part matters
-                for parameter in model.parameters():
-                    if parameter.dim() > 1:
-                        parameter.mul_(8)
+            enlarge_weights(model)
             yield f"{name} {fields}", model
 
     def ways(self):
-        """What the collators of flash-linear-attention and transformers give, by name."""
+        """Yields a name and the keywords of each collator of flash-linear-attention and transformers."""
         number = torch.cat([torch.full([length], i) for i, length in enumerate(LENGTHS)]).unsqueeze(0).int()
         ends = {"cu_seq_lens_q": self.ends, "cu_seq_lens_k": self.ends, "max_length_q": max(LENGTHS), "max_length_k": max(LENGTHS)}
         yield "fla's", {"cu_seqlens": self.ends}

@@ -1,4 +1,4 @@
-"""The operators compute with as many threads as PyTorch's, and their results do not depend on the number; Linux only."""
+"""The operators compute with as many threads as PyTorch, and their results do not depend on the number; Linux only."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ PROGRAM = textwrap.dedent("""
 @unittest.skipUnless(TASKS.is_dir(), "needs Linux")
 class Threads(unittest.TestCase):
     def started(self, *numbers, **environment):
-        """The threads that calls start after torch.set_num_threads of each number, and PyTorch's number of threads."""
+        """Returns the number of threads that a call starts after each torch.set_num_threads, and PyTorch's number of threads."""
         environment = {**os.environ, **environment}
         got = subprocess.run([sys.executable, "-c", PROGRAM, *numbers], env=environment, capture_output=True, text=True)
         self.assertEqual(got.returncode, 0, got.stderr)

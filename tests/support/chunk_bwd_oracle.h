@@ -33,7 +33,7 @@ class ChunkBwdOracle : ChunkOracle<T> {
   ChunkBwdOracle(const DeltaForward<T>& forward, const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h)
       : Base(forward, n, i_h, 1), bwd_(p) {}
 
-  // Writes the gradients of the value head's own inputs, and adds to those of q̂ and k̂ [T, K].
+  // Writes the gradients of the value head's own inputs, and adds to the gradients of q̂ and k̂ [T, K].
   void run(std::vector<float>& dq, std::vector<float>& dk) {
     State s(keys_ * columns_);
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {

@@ -11,12 +11,12 @@
 #include "efla/ref/tokens.h"
 #include "efla/rule/problem.h"
 
-namespace efla::ref {
+namespace efla::test {
 
 // Computes one chunk: returns O (unscaled) and advances S.
-inline Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
+inline ref::Matrix chunk_step(const std::vector<ref::Token>& tokens, ref::Matrix& s) {
   const auto c = static_cast<std::int64_t>(tokens.size());
-  Matrix q(c, s.rows), k(c, s.rows), v(c, s.cols);
+  ref::Matrix q(c, s.rows), k(c, s.rows), v(c, s.cols);
   std::vector<double> a, b;
   for (std::int64_t r = 0; r < c; ++r) {
     std::copy(tokens[r].q.begin(), tokens[r].q.end(), &q(r, 0));
@@ -26,12 +26,12 @@ inline Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
     b.push_back(tokens[r].b);
   }
   // Equation 31, the UT transform. Its trailing diag(α) is applied to K and V in equation 32.
-  const Matrix t = inverse_of_unit_lower(lower_triangle(scale_rows(a, k * transpose(k)), false));
-  const Matrix w = t * scale_rows(a, k);                                         // equations 25 and 32
-  const Matrix u = t * scale_rows(b, v);                                         // equations 26 and 32
-  const Matrix new_values = u - w * s;                                           // of equations 27 and 28
-  const Matrix o = q * s + lower_triangle(q * transpose(k), true) * new_values;  // equation 30
-  s = s + transpose(k) * new_values;                                             // equation 29
+  const ref::Matrix t = inverse_of_unit_lower(lower_triangle(scale_rows(a, k * transpose(k)), false));
+  const ref::Matrix w = t * scale_rows(a, k);                                         // equations 25 and 32
+  const ref::Matrix u = t * scale_rows(b, v);                                         // equations 26 and 32
+  const ref::Matrix new_values = u - w * s;                                           // of equations 27 and 28
+  const ref::Matrix o = q * s + lower_triangle(q * transpose(k), true) * new_values;  // equation 30
+  s = s + transpose(k) * new_values;                                                  // equation 29
   return o;
 }
 
@@ -42,18 +42,18 @@ void chunk_fwd(const DeltaForward<T>& p, std::int64_t chunk) {
   const double scale = p.rule.scale_for(p.shape.key_dim);
   for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
     for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
-      Matrix s(p.shape.key_dim, p.shape.value_dim);
+      ref::Matrix s(p.shape.key_dim, p.shape.value_dim);
       for (std::int64_t i = 0; p.initial_state && i < s.rows; ++i) {
         for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) = p.initial_state(i_b, i_h, i, j);
       }
       for (std::int64_t start = 0; start < p.shape.tokens; start += chunk) {
-        std::vector<Token> tokens;
+        std::vector<ref::Token> tokens;
         for (std::int64_t t = start; t < std::min(start + chunk, p.shape.tokens); ++t) {
-          tokens.push_back(read_token(p, i_b, t, i_h));
+          tokens.push_back(ref::read_token(p, i_b, t, i_h));
         }
-        const Matrix o = chunk_step(tokens, s);
+        const ref::Matrix o = chunk_step(tokens, s);
         for (std::int64_t r = 0; r < o.rows; ++r) {
-          for (std::int64_t j = 0; j < o.cols; ++j) p.o(i_b, start + r, i_h, j) = round_to<T>(scale * o(r, j));
+          for (std::int64_t j = 0; j < o.cols; ++j) p.o(i_b, start + r, i_h, j) = ref::round_to<T>(scale * o(r, j));
         }
       }
       for (std::int64_t i = 0; p.final_state && i < s.rows; ++i) {
@@ -63,4 +63,4 @@ void chunk_fwd(const DeltaForward<T>& p, std::int64_t chunk) {
   }
 }
 
-}  // namespace efla::ref
+}  // namespace efla::test

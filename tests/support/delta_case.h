@@ -100,7 +100,7 @@ inline std::vector<double> drawn_keys(std::int64_t rows, std::int64_t dim, doubl
   return values;
 }
 
-// Returns the values of a case, those of the last tokens times `fade`.
+// Returns the values of a case, with the values of the last kChunk tokens multiplied by `fade`.
 template <class Draw>
 std::vector<double> drawn_values(const DeltaCase& c, Draw&& draw) {
   const std::int64_t row = c.heads * c.group * c.value_dim;

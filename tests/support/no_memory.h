@@ -15,7 +15,7 @@ class NoMemory {
   NoMemory& operator=(const NoMemory&) = delete;
 };
 
-// While the object lives, one allocation of the other threads fails: the one with the number `nth`, from 0, among those
+// While the object lives, one allocation of the other threads fails: number `nth`, counted from 0, of the allocations
 // of at least `bytes` bytes.
 class OneFailure {
  public:
@@ -24,6 +24,7 @@ class OneFailure {
   OneFailure(const OneFailure&) = delete;
   OneFailure& operator=(const OneFailure&) = delete;
 
+  // Returns whether the allocation has failed.
   static bool happened();
 };
 

@@ -17,7 +17,7 @@ namespace efla::test {
 
 inline constexpr std::int32_t kTextEnd = 256, kTurnStart = 257, kTurnEnd = 258;
 
-// Returns the tokenizer whose ids 0 to 255 are the bytes, and whose special tokens are those of ChatML. The eos is
+// Returns a tokenizer with the ids 0 to 255 for the bytes, and with the three special tokens of ChatML. The eos is
 // <|endoftext|>; there is no bos.
 inline std::unique_ptr<data::Tokenizer> tokenizer_with_special_tokens() {
   const TempFolder folder;
@@ -31,7 +31,7 @@ inline std::unique_ptr<data::Tokenizer> tokenizer_with_special_tokens() {
   return data::load_tokenizer(write_text(folder / "tokenizer.json", document.dump()));
 }
 
-// The tokenizer of bytes, of which one byte is a special token instead.
+// The tokenizer of bytes, with a special token in place of one byte.
 class BytesWithSpecial final : public data::Tokenizer {
  public:
   BytesWithSpecial(std::int32_t id, const std::string& text)

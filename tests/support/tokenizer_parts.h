@@ -27,12 +27,13 @@ inline std::string random_text(Random& random, std::size_t characters) {
   return text;
 }
 
-// The ids of a text in parts that last_cut makes of it.
+// The ids of a text that was encoded in parts, and the number of parts.
 struct EncodedParts {
   std::vector<std::int32_t> ids;
   std::size_t parts = 0;
 };
 
+// Encodes a text in parts, each cut at the last place within `reach` bytes, or within twice as many until there is one.
 inline EncodedParts encode_in_parts(const data::Tokenizer& tokenizer, std::string_view text, std::size_t reach) {
   EncodedParts all;
   for (std::size_t begin = 0; begin < text.size() || begin == 0;) {

@@ -141,7 +141,7 @@ TEST_F(Documents, NameTheLineOfJsonThatIsWrong) {
   expect_bad_content([&] { read_json("{\"text\": \"\\ud800\"}\n"); }, 16, "not JSON");
 }
 
-// The parts of a text file of one document.
+// Returns the parts of a text file that is one document.
 Texts parts_of(const std::string& text, const Tokenizer& tokenizer) {
   const TempFolder folder;
   DocumentReader reader({std::filesystem::path(write_text(folder / "t.txt", text))}, {}, tokenizer);

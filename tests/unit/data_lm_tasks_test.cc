@@ -109,7 +109,7 @@ TEST(LmTasks, ReadPackedFilesAndNameWhatTheyLookedFor) {
   EXPECT_EQ(std::get<std::vector<Document>>(load_lm_task("wikitext", folder.path()).examples)[0].unknown_words, 0);
 }
 
-// As data tokenize and generate do.
+// As `efla data tokenize` and `efla generate` do.
 TEST(LmTasks, TakeTheLinesOfOtherSystemsAndBlankLines) {
   const TempFolder folder;
   for (const auto& entry : std::filesystem::directory_iterator(kSmall)) {

@@ -1,5 +1,5 @@
-// Added tokens, their ids, and the files beside a tokenizer. The expected ids are those of Hugging Face's tokenizers
-// 0.23.3 and, where other files are involved, of the AutoTokenizer of transformers 5.24.
+// Added tokens, their ids, and the files beside a tokenizer. Hugging Face's tokenizers 0.23.3 gave the expected ids
+// and, where other files are involved, the AutoTokenizer of transformers 5.24.
 #include <string>
 #include <vector>
 

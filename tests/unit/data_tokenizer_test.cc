@@ -61,6 +61,11 @@ TEST(Utf8, TellsCharactersFromOtherBytes) {
                                                                {"\xf0\x8f\xbf\xbf", 1},
                                                                {"\xf4\x8f\xbf\xf4", 3}};
   for (const auto& [bad, size] : parts) EXPECT_EQ(utf8_maximal_part(bad), size) << bad;
+  EXPECT_EQ(utf8_first("éa"), "é");
+  EXPECT_EQ(utf8_first("\xffx"), "\xff");
+  EXPECT_EQ(utf8_last("aé"), 1U);
+  EXPECT_EQ(utf8_last("a\xf0\x9f"), 1U);
+  EXPECT_EQ(utf8_last(""), 0U);
   EXPECT_EQ(utf8_prefix("twelve bytes\xff"), 12U);
   EXPECT_EQ(utf8_prefix("1234567é\xc3"), 9U);
   EXPECT_EQ(utf8_prefix(""), 0U);
@@ -242,7 +247,7 @@ TEST(Tokenizers, AreToldApart) {
   test::expect_io_error([] { load_tokenizer("none.model"); }, IoError::Kind::missing, -1, "none.model: cannot open it");
 }
 
-// The ids are those of the PyPI package sentencepiece 0.2.3 with the same file: encode(text), and decode of the ids.
+// The PyPI package sentencepiece 0.2.3 gave the ids and texts with the same file: encode(text), and decode of the ids.
 TEST(Mistral, GivesTheIdsOfSentencePiece) {
   const auto path = std::filesystem::path(EFLA_SHARED_DATA) / "mistral-tokenizer-v1.model";
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "no mistral-tokenizer-v1.model in " << EFLA_SHARED_DATA;

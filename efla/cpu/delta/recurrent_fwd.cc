@@ -16,9 +16,9 @@
 //   S̃_tᵀk_t = S'_{t−1}ᵀ (c_t ⊙ k_t),    S'_t = S'_{t−1} + (k_t ⊘ c_t) u_tᵀ
 //
 // c is reset to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2]. Nothing
-// overflows or is lost for any decay. Below 2⁻⁴⁰ S' and k ⊘ c would have no room above; above 2 they would have none
-// below. A token whose k ⊙ c or q ⊙ c might lose digits, because an element is small, resets c too. The decays are
-// rounded like products; a difference of sums of g would lose digits.
+// overflows or is lost for any decay. With a smaller c, S' and k ⊘ c could overflow; with a larger c, they could lose
+// digits below the normal numbers. A token whose k ⊙ c or q ⊙ c might lose digits, because an element is small, resets
+// c too. The decays are rounded like products; a difference of sums of g would lose digits.
 #include <unistd.h>
 
 #include <bit>
@@ -39,7 +39,7 @@ namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
 constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 2.0F;
-constexpr float kSmallestFactor = 0x1p-126F / kSmallestScale;  // whose products with c are normal numbers
+constexpr float kSmallestFactor = 0x1p-126F / kSmallestScale;  // the least number whose product with c is normal
 // Panels per sweep: two if the target has the 32 registers of AVX-512.
 constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
@@ -317,7 +317,7 @@ HWY_INLINE bool has_small_elements(const float* k, const float* q, std::int64_t 
   return !hn::AllFalse(du, hn::Lt(least, hn::Set(du, std::bit_cast<std::uint32_t>(kSmallestFactor) - 1)));
 }
 
-// Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c. Finds the same tokens.
+// Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c. Finds the tokens as scale_gains does.
 HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;

@@ -28,9 +28,9 @@ AddedToken read_added_token(const io::Fields& token, const std::string& path);
 // Reads the tokens of the field `added_tokens`, which may be missing, without their ids.
 std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std::string& path);
 
-// Gives added tokens their ids as Hugging Face's tokenizers do, which ignore the ids in files: a text of the vocabulary
-// keeps its id, and every other text gets the next one after the number of texts in the vocabulary. Of the same text
-// given twice the last flags count.
+// Returns added tokens with the ids that Hugging Face's tokenizers give them, which ignore the ids in files: a text of
+// the vocabulary keeps its id, and the other texts are numbered in order, from the number of texts in the vocabulary. A
+// text that is given twice becomes one token: special if either is, and normalized if the last one is.
 std::vector<AddedToken> number_added_tokens(const std::vector<AddedToken>& given, const nlohmann::json& vocabulary);
 
 // Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
@@ -38,7 +38,7 @@ class AddedTokens {
  public:
   void add(const AddedToken& token);
 
-  // Returns whether a token may lie on both sides of a place or end there, in a text that more may follow.
+  // Returns whether a token may begin before a place and reach it, also with the help of text that follows.
   bool touches(std::string_view text, std::size_t place) const;
 
   std::size_t longest() const { return longest_; }  // bytes of the longest token

@@ -69,14 +69,16 @@ class ByteLevelTokenizer final : public JsonTokenizer {
 
   std::string normalized(std::string_view part, Behind) const override { return pre_tokenizer_.normalized(part); }
 
-  // Returns a place at least reach() bytes before another one where a text normalizes apart, or the text's start.
+  // Returns a place at least reach() bytes before `place` at which the text can be normalized apart, or the text's
+  // start.
   std::size_t apart_before(std::string_view text, std::size_t place) const {
     std::size_t at = place - std::min(place, reach());
     while (at > 0 && pre_tokenizer_.normalizes() && !pre_tokenizer_.normalizes_apart(text, at)) --at;
     return at;
   }
 
-  // Returns the same behind a place; 0 if the text may go on before such a place comes.
+  // Returns a place at least reach() bytes behind `place` at which the text can be normalized apart; without normalizer
+  // also the text's end. 0: none.
   std::size_t apart_behind(std::string_view text, std::size_t place) const {
     if (!pre_tokenizer_.normalizes()) return std::min(place + reach(), text.size());
     for (std::size_t at = place + reach(); at < text.size(); ++at) {

@@ -49,7 +49,8 @@ std::int64_t vocab_size_of(const json& vocabulary, std::size_t added, const std:
   return size;
 }
 
-// Appends the tokens that the files beside a tokenizer.json add to its own, or say other flags of.
+// Appends the tokens of the files beside a tokenizer.json to its own tokens. Texts that it has already are left out
+// unless the files override it.
 std::vector<AddedToken> with_tokens_beside(std::vector<AddedToken> tokens, const TokenizerConfig& config) {
   std::unordered_set<std::string> known;
   for (const auto& token : tokens) known.insert(token.text);
@@ -177,7 +178,7 @@ std::vector<std::int32_t> JsonTokenizer::encode_part(std::string_view part, bool
 }
 
 std::size_t JsonTokenizer::reach() const {
-  constexpr std::size_t kMostShrunk = 8;  // how much shorter a normal form may be
+  constexpr std::size_t kMostShrunk = 8;  // bytes of a text per byte of its normal form, at most
   return kMostShrunk * normalized_tokens_.longest();
 }
 

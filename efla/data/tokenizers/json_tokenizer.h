@@ -46,7 +46,7 @@ class JsonTokenizer : public Tokenizer {
   std::string_view bytes_of(std::int32_t id) const final;
 
  protected:
-  // What lies before a part of a text that has no added tokens: nothing, an added token, or more such text.
+  // What stands before a piece of text without added tokens: nothing, an added token, or other text without them.
   enum class Behind { nothing, token, text };
 
   explicit JsonTokenizer(const TokenizerFile& file);
@@ -57,13 +57,15 @@ class JsonTokenizer : public Tokenizer {
   // Appends the ids of a normalized part.
   virtual void encode_normal(std::string_view part, Behind behind, std::vector<std::int32_t>& out) const = 0;
 
-  // Returns whether the added tokens in a text are those of the text before a place, and then those of the text behind
-  // it. [begin, end) is normalized apart from the rest, and has at least reach() bytes on each side of the place, or
-  // all that there are.
+  // Returns whether a text can be cut at a place without a change of its added tokens: a search in the two parts finds
+  // the same tokens as a search in the whole text. The normal form of the bytes [begin, end) must not depend on the
+  // other bytes. They must reach at least reach() bytes to each side of the place, or to the end of the text.
   bool cuts_no_added_token(std::string_view text, std::size_t place, std::size_t begin, std::size_t end) const;
+
+  // Returns the most bytes of a text that an added token of the normalized text can stand for.
   std::size_t reach() const;
 
-  // Adds a token of the vocabulary: its text as `encode_part` joins it, and its bytes. Throws for an id given twice.
+  // Adds a token of the vocabulary: its text as `encode_normal` joins it, and its bytes. Throws for an id given twice.
   void add(std::int32_t id, std::string text, std::string bytes, const std::string& path);
   // Adds the merges and the added tokens. The vocabulary must be added, and `normalized` must be ready.
   void add_merges_and_added_tokens(const TokenizerFile& file);

@@ -30,16 +30,16 @@ class PreTokenizer {
   // Calls f(piece) for the pieces of a normalized text, in order. No token spans two pieces.
   void split(std::string_view text, const std::function<void(std::string_view)>& f) const;
 
-  // Returns the last place in a text, more of which may follow, where a normalized piece surely begins and
-  // `allowed(place)` holds: the pieces of the text are those of the text before the place, and then those of the text
-  // behind it. 0: none.
+  // Returns the last place at which a text can be cut and `allowed(place)` holds; 0: none. The pieces of the text
+  // before the place, followed by the pieces of the text behind it, are then the pieces of the whole text, whatever
+  // follows it.
   std::size_t last_border(std::string_view text, const std::function<bool(std::size_t)>& allowed) const;
 
   // Returns whether there is a normalizer.
   bool normalizes() const { return !forms_.empty(); }
 
-  // Returns whether a character begins at a place and the normal form of a text is that of what lies before the place,
-  // and then that of what lies behind it, whichever text precedes and follows.
+  // Returns whether a character begins at a place and the two sides of the place can be normalized apart: their normal
+  // forms, concatenated, are the normal form of the text, whatever text precedes and follows.
   bool normalizes_apart(std::string_view text, std::size_t place) const;
 
  private:

@@ -21,7 +21,7 @@ std::size_t character_size(std::string_view text) {
   return text.empty() ? 0 : static_cast<std::size_t>(std::max(utf8_character(text), 0));
 }
 
-// Returns whether a character never combines with those before it, in any normal form.
+// Returns whether a character never combines with the characters before it, in any normal form.
 bool stands_alone(std::string_view character) {
   if (character.size() == 1) return true;
   utf8proc_int32_t code = 0;
@@ -62,7 +62,7 @@ class PreTokenizer::BorderFinder {
   }
 
  private:
-  // What is normalized apart from the rest: a character, and those that may combine with it.
+  // A stretch of text that is normalized apart from the rest: a character, and the characters that may combine with it.
   struct Unit {
     std::vector<Positions> first, last;  // by expression, of the first and last character in normal form
   };
@@ -73,7 +73,7 @@ class PreTokenizer::BorderFinder {
     return at;
   }
 
-  // Returns 0 if the unit may go on behind the text.
+  // Returns the end of the unit that begins at a place; 0 if text that follows may belong to the unit.
   std::size_t end_of_unit(std::size_t begin) const {
     std::size_t at = begin;
     do {

@@ -24,7 +24,8 @@ class Tokenizer {
   // UTF-8, and if the text is longer than 700 MB.
   std::vector<std::int32_t> encode(std::string_view text) const { return encode_part(text, true); }
 
-  // Returns the same for a part of a text, as last_cut cuts it. begins: whether the text begins with the part.
+  // Returns the ids of a part of a text that was cut where last_cut says. begins: whether the text begins with the
+  // part.
   virtual std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const = 0;
 
   // Returns the bytes of a token, often only a part of a character; empty for bos, eos and similar ids. Throws Error
@@ -37,12 +38,12 @@ class Tokenizer {
   // Returns whether the token's bytes start with a space that encode adds if the token is the first one of a text.
   virtual bool begins_with_added_space(std::int32_t id) const = 0;
 
-  // Returns how many bytes one U+FFFD replaces in decoded text, at the start of bytes that start with no whole
-  // character: the maximal part of one, or a byte if the tokens are SentencePiece's, as its library decodes them.
+  // Returns the number of bytes that one U+FFFD replaces in decoded text, at the start of bytes that start with no
+  // whole character. Here utf8_maximal_part; one byte for tokens of SentencePiece, as in its library.
   virtual std::size_t replaced_size(std::string_view bytes) const;
 
-  // Returns the last place where a part of a text, more of which may follow, can be cut: the ids of what lies before
-  // it, and then of what lies behind it, are the ids of the part. 0: there is none.
+  // Returns the last place where a part of a text can be cut, whatever text follows the part; 0: none. The ids of the
+  // text before the place, followed by the ids of the text behind it, are then the ids of the part.
   virtual std::size_t last_cut(std::string_view part) const = 0;
 
   const io::TokenizerInfo& info() const { return info_; }
@@ -69,8 +70,8 @@ class StreamDecoder {
   // The tokenizer must outlive the decoder.
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // Returns the bytes that this token adds to the text: its bytes, at the start of a text without a space that encode
-  // has added.
+  // Returns the bytes that this token would add to the text. At the start of a text they lack the space that encode
+  // adds.
   std::string_view bytes_of(std::int32_t id) const;
   // Returns the text that this token completes. The bytes of an unfinished character are held back.
   std::string push(std::int32_t id);

@@ -12,7 +12,8 @@ namespace {
 constexpr const char* kChecksums = "efla.crc32c";
 constexpr std::size_t kDigits = 8;  // of a checksum
 
-// Returns the checksum of the metadata but the checksums and the signature, which is filled in last.
+// Returns the checksum of the metadata without the checksums themselves and without the signature, because the
+// signature is filled in last.
 std::uint32_t checksum_of(const std::map<std::string, std::string>& metadata) {
   std::uint32_t checksum = 0;
   for (const auto& [key, value] : metadata) {
@@ -44,7 +45,8 @@ void check_checksums(ByteView start, SafetensorsContent& content, const std::str
   const auto entry = content.metadata.extract(kChecksums);
   if (entry.empty()) return;
   const std::string& digits = entry.mapped();
-  const std::string hint = fmt::format("; a program that changes such a file leaves its metadata {} out", kChecksums);
+  const std::string hint =
+      fmt::format("; a program that changes such a file must leave its metadata {} out", kChecksums);
   if (digits.size() != kDigits * (1 + content.tensors.size())) {
     fail_in(path, fmt::format("has {} digits of checksums, expected {} for each of {} tensors and one more{}",
                               digits.size(), kDigits, content.tensors.size(), hint));

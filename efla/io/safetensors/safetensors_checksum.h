@@ -1,6 +1,6 @@
-// The checksums of a safetensors file: its metadata "efla.crc32c" has eight hexadecimal digits per CRC-32C, first that
-// of the other metadata, then those of the tensors in the order of their data. Other readers of the format see a text
-// in the metadata.
+// The checksums of a safetensors file. They are the metadata "efla.crc32c": the CRC-32C of all other metadata, then one
+// CRC-32C per tensor in the order of the tensors' data, each as eight hexadecimal digits. Other readers of the format
+// see one more text in the metadata.
 #pragma once
 
 #include <map>
@@ -17,8 +17,8 @@ inline constexpr const char* kSignature = "signature";
 // Adds the checksums to the metadata, or replaces them.
 void add_checksums(std::span<const NamedTensor> tensors, std::map<std::string, std::string>& metadata);
 
-// Compares the checksums of a parsed file, where it has any, and removes them from the metadata. `start` is the start
-// of the file. Throws IoError(content) that names the first tensor that is damaged.
+// Compares the checksums of a parsed file, if it has any, and removes them from the metadata. `start` is the start of
+// the file. Throws IoError(content) that names the first damaged tensor, or the metadata.
 void check_checksums(ByteView start, SafetensorsContent& content, const std::string& path);
 
 }  // namespace efla::io

@@ -55,7 +55,7 @@ std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from
 
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
                                         const std::string& from, const std::string& field, HttpExchange& exchange) {
-  // Of an id: itself, and the names of the prompt's beginnings for the prefix cache.
+  // Bytes per id: the id itself, and its part of the names of the prompt's beginnings for the prefix cache.
   constexpr std::size_t kIdBytes = 6;
   const auto hold = [&](std::size_t ids) { exchange.hold(static_cast<std::ptrdiff_t>(kIdBytes * ids)); };
   const auto& tokenizer = *context.info.tokenizer;

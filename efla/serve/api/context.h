@@ -67,7 +67,7 @@ struct Call {
   std::shared_ptr<HttpExchange> exchange;
 };
 
-// Returns what `parse` makes of a call's body, which is freed.
+// Parses a call's body as JSON, frees the body, and returns parse(JSON). The exchange holds the memory of the JSON.
 template <class Parse>
 auto read_body(Call& call, const Parse& parse) {
   auto& exchange = *call.exchange;
@@ -79,8 +79,8 @@ auto read_body(Call& call, const Parse& parse) {
   return parse(document);
 }
 
-// Calls f with the ids of the pieces of a text, in order, which together are the ids of the text. Between the pieces a
-// request can notice that its client has left.
+// Encodes a text in pieces and calls f with the ids of each piece, in order. All ids together are the ids of the text.
+// Between the pieces a request can notice that its client has left.
 template <class F>
 void encode_in_pieces(const data::Tokenizer& tokenizer, std::string_view text, const F& f) {
   constexpr std::size_t kPiece = 1 << 20;
@@ -109,7 +109,7 @@ std::string engine_name(const std::string& client, const std::string& session);
 // Throws ApiError about `field` unless the tokenizer has all ids.
 void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& field);
 
-// Returns how many ids stand before the ids of a prompt that is a text: 1 if the bos token begins the text.
+// Returns the number of ids that are added before the ids of a prompt that is a text: 1 for the bos token, otherwise 0.
 std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from);
 
 // Returns the ids of a prompt. Throws ApiError about `field`. from: the engine's name of the session that the prompt

@@ -116,7 +116,7 @@ class EflaAttention(nn.Module):
         return self.o_proj(o.transpose(1, 2).flatten(2)), None, past_key_values
 
     def _mask(self, x: Tensor, seen: int, attention_mask: Tensor | None) -> Tensor:
-        """Which of the tokens so far each token of x [B, T, D] sees: [B or 1, 1, T, seen]."""
+        """Returns which of the `seen` tokens each token of x [B, T, D] may attend to: [B or 1, 1, T, seen]."""
         tokens = x.shape[1]
         mask = torch.ones(tokens, seen, dtype=torch.bool, device=x.device).tril(seen - tokens)[None, None]
         if attention_mask is None:
@@ -153,18 +153,11 @@ class EflaBlock(GradientCheckpointingLayer):  # type: ignore[misc, unused-ignore
         self.mlp_norm = HeadNorm(config.hidden_size, config.norm_eps)
         self.mlp = EflaMLP(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        past_key_values: Any,
-        use_cache: bool,
-        cu_seqlens: Tensor | None,
-        position_ids: Tensor | None,
-    ) -> Tensor:
-        # The delta rule has no positions.
-        more = {"position_ids": position_ids} if isinstance(self.attn, EflaAttention) else {}
-        x = x + self.attn(self.attn_norm(x), attention_mask, past_key_values, use_cache, cu_seqlens=cu_seqlens, **more)[0]
+    def forward(self, x: Tensor, position_ids: Tensor | None, **named: Any) -> Tensor:
+        """x [B, T, D] → [B, T, D]. The other arguments are by name, as EflaAttention.forward has them."""
+        if isinstance(self.attn, EflaAttention):  # the delta rule has no positions
+            named["position_ids"] = position_ids
+        x = x + self.attn(self.attn_norm(x), **named)[0]
         y: Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
@@ -173,7 +166,7 @@ class EflaPreTrainedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     config_class: type[EflaConfig] = EflaConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _supports_sdpa = True  # which the softmax attention of hybrids is
+    _supports_sdpa = True  # the softmax attention of hybrids calls scaled_dot_product_attention
     _no_split_modules = ["EflaBlock"]
 
     @classmethod
@@ -228,8 +221,8 @@ class EflaModel(EflaPreTrainedModel):
         """input_ids [B, T] → last_hidden_state [B, T, D]. attention_mask [B, past + T], 0 for padding, on any side.
 
         hidden_states are the inputs of the layers and then last_hidden_state, as flash-linear-attention's models return them. cache is
-        past_key_values, as transformers names it from 5.24 on. position_ids and the other keywords of packed texts: see find_texts; packed
-        texts take no cache. A keyword that is neither used nor without effect is refused.
+        the name of past_key_values from transformers 5.24 on. find_texts describes position_ids and the other keywords of packed texts.
+        Packed texts take no cache. An unknown keyword is refused unless it is None.
         """
         check_rest("model", more, (*_PACKING, *_WITHOUT_EFFECT))
         past_key_values = cache if past_key_values is None else past_key_values
@@ -289,7 +282,7 @@ class EflaForCausalLM(EflaPreTrainedModel, GenerationMixin):  # type: ignore[mis
 
     @staticmethod
     def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-        """Leaves the mask [B, T] to the layers, which make their own of it, also with a static cache."""
+        """Returns the mask [B, T] unchanged, because the layers compute their own masks from it, also with a static cache."""
         return attention_mask
 
     @can_return_tuple  # type: ignore[misc, untyped-decorator, unused-ignore]

@@ -1,4 +1,4 @@
-"""Which tokens of a batch belong to one text, as flash-linear-attention and transformers say it.
+"""Finds which tokens of a batch belong to one text, from the keywords of flash-linear-attention and transformers.
 
 Both pack texts one after the other and keep them apart by keywords: cu_seqlens, cu_seq_lens_q and cu_seq_lens_k, seq_idx, or position_ids
 that begin again.
@@ -33,7 +33,7 @@ def find_texts(
 
     Args:
         attention_mask: [B, T], 0 for padding; None for no padding.
-        position_ids: [B or 1, T]; a text begins where they rise neither by 1 nor, after padding, by the tokens passed.
+        position_ids: [B or 1, T]; a text begins where they rise neither by 1 nor by the distance in the row, which padding makes longer.
         keywords: cu_seqlens, cu_seq_lens_q and cu_seq_lens_k [N + 1], which need B = 1 and no padding, and seq_idx [B or 1, T], where
             a text begins at every change.
     """
@@ -71,7 +71,7 @@ def _of_tokens(name: str, numbers: Tensor, x: Tensor) -> Tensor:
 
 
 def _given_ends(x: Tensor, attention_mask: Tensor | None, keywords: Mapping[str, Tensor | None]) -> Tensor | None:
-    """Returns the ends of texts that the keywords name, which must agree; None where none does."""
+    """Returns the cu_seqlens that the keywords contain. Raises ValueError if two keywords differ; None without such a keyword."""
     found: Tensor | None = None
     for name in ENDS:
         ends = keywords.get(name)

@@ -31,7 +31,7 @@ class Rule:
     qk_norm: Optional[Normalization] = None  # l2, or sum (of absolute values), or None for q and k as they are
     beta: str = "sigmoid"  # of b_proj; or softplus; or one
     adaptive: bool = False  # β times softplus(alpha), alpha learned
-    decay: Optional[str] = None  # scalar, one a head; channel, one a key channel
+    decay: Optional[str] = None  # scalar: one per head; channel: one per key channel
     lower_bound: Optional[float] = None  # of the logarithm of the decay per channel
     safe_gate: bool = False  # whether A_log starts at 0, as flash-linear-attention starts it for safe_gate
 
@@ -178,13 +178,13 @@ class Mixer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws the layer's own parameters again; those of its projections, convolutions and norm are reset by these modules."""
+        """Draws alpha, A_log and dt_bias again. The projections, convolutions and the norm have their own reset_parameters."""
         for name, value in self.initial_values().items():
             getattr(self, name).copy_(value)
         self._mark()
 
     def _mark(self) -> None:
-        """Marks what optimisers should not decay, by the attribute of flash-linear-attention, which copies of parameters lose."""
+        """Marks the parameters that optimisers should not decay, as flash-linear-attention does. A copied parameter has no mark."""
         if self.rule.decay is not None:
             for parameter in (self.A_log, self.dt_bias):
                 setattr(parameter, "_no_weight_decay", True)
@@ -214,8 +214,8 @@ class Mixer(nn.Module):
             use_cache: whether to write to past_key_values; without gradients a single token does so in place.
             output_attentions: taken for compatibility; there are none.
             cu_seqlens: [N + 1], sequences packed one after the other into B = 1.
-            more: of flash-linear-attention's keywords those without effect: cu_seqlens_cpu, and beside cu_seqlens position_ids.
-                Any other is refused unless it is None.
+            more: cu_seqlens_cpu, and beside cu_seqlens also position_ids, which flash-linear-attention's models pass on, are
+                without effect. Any other keyword is refused unless it is None.
         """
         check_rest(type(self).__name__, more, ("cu_seqlens_cpu",) if cu_seqlens is None else ("cu_seqlens_cpu", "position_ids"))
         batch, tokens = self._check_input(hidden_states)

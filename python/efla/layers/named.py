@@ -200,20 +200,11 @@ class KimiDeltaAttention(Mixer):
         layer_idx: int | None = None,
         norm_eps: float = 1e-5,
     ) -> None:
-        """Makes the layer with fla.layers.KimiDeltaAttention's arguments.
+        """Makes the layer with fla.layers.KimiDeltaAttention's arguments. They are GatedDeltaNet's without its gate's, and:
 
         Args:
-            hidden_size: D, the width of the input and output.
-            expand_v: the size of a value head divided by head_dim.
-            head_dim: the size of a key head.
-            num_heads, num_v_heads: H heads of keys, and HV heads of values, a multiple of H; None for H.
-            mode: "chunk" for training and prefill; "fused_recurrent", token by token.
-            use_short_conv, conv_size, conv_bias: a causal convolution of the projections over conv_size tokens, and its bias.
-            layer_idx: the index of the layer in the model, which a cache needs.
-            allow_neg_eigval: whether the step size β is doubled.
             lower_bound: of the logarithm of the decay; None for no bound.
             safe_gate: whether lower_bound has to be in [−5, 0) and A_log starts at 0.
-            norm_eps: added to the mean square in the norm of the output.
         """
         check_lower_bound("KimiDeltaAttention", lower_bound, safe_gate)
         super().__init__(

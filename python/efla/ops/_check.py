@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def described(value: object) -> object:
-    """What a message shows of a value: of a tensor its shape instead of its numbers."""
+    """Returns what a message shows of a value: the shape of a tensor, and any other value itself."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else value
 
 
@@ -162,7 +162,7 @@ def check_cu_seqlens(function: str, cu_seqlens: object, argument: str = "cu_seql
 
 
 def check_ends(function: str, argument: str, cu_seqlens: Tensor, tokens: int) -> None:
-    """Raises ValueError unless cu_seqlens is [N + 1] and rises from 0 to `tokens`, for what computes before the operator does."""
+    """Raises ValueError unless cu_seqlens is [N + 1] and rises from 0 to `tokens`. For code that uses cu_seqlens before the operator."""
     check_cu_seqlens(function, cu_seqlens, argument)
     check_axes(function, argument, cu_seqlens, "N+1")
     ends = cu_seqlens.tolist()
@@ -171,7 +171,7 @@ def check_ends(function: str, argument: str, cu_seqlens: Tensor, tokens: int) ->
 
 
 def check_rest(function: str, rest: Mapping[str, object], without_effect: Iterable[str]) -> None:
-    """Raises ValueError for a keyword that is neither None nor among those without effect: nothing that is asked for is left out."""
+    """Raises ValueError for a keyword that is neither None nor in `without_effect`, because it could ask for another computation."""
     for argument, value in rest.items():
         if value is not None and argument not in without_effect:
             raise mistake(function, argument, described(value), "no such keyword")

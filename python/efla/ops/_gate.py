@@ -29,9 +29,9 @@ _LARGEST_LOG_RATE = 60.0
 
 
 def _divided(A_log: Tensor) -> tuple[Tensor, Tensor]:
-    """The rate as a factor that cannot overflow, and the rest of A_log, which softplus adds to its argument.
+    """Returns exp(A_log) as a factor that cannot overflow, and the rest of A_log, to add to the argument of softplus.
 
-    docs/ops/decay_gate.md describes the division. For usual A_log the factor is exp(A_log) and the rest 0.
+    docs/ops/decay_gate.md describes the division. For A_log up to 60 the factor is exp(A_log) and the rest 0.
     """
     A_log = widen(A_log)
     return A_log.clamp_max(_LARGEST_LOG_RATE).exp(), F.relu(A_log - _LARGEST_LOG_RATE)

@@ -150,7 +150,8 @@ def chunk_kda(
     """
     function = "chunk_kda"
     _check.check_absent(function, "cp_context", cp_context)
-    _check.check_absent(function, "use_graph", use_graph or None)
+    if use_graph:
+        raise _check.mistake(function, "use_graph", _check.described(use_graph), "False: this is not implemented")
     o, final_state, between = delta_rule(
         function,
         q,

@@ -173,7 +173,6 @@ INSTANTIATE_TEST_SUITE_P(Mixers, InferenceOfMixer,
                            return name;
                          });
 
-// One text alone, and the same text beside others, cut elsewhere, on more threads.
 // exp(A_log) overflows and the softplus underflows: no state decays, as with a rate of almost 0.
 TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
   const auto ids = random_ids(40, 4);
@@ -198,6 +197,7 @@ TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
   }
 }
 
+// One text alone, and the same text beside others, cut elsewhere, on more threads.
 TEST(InferenceModel, ATextHasTheSameBitsWhateverIsBesideIt) {
   for (const std::string mixer : {"efla", "kda", "gdn"}) {
     const auto model = small_model(mixer);
