@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """What rounding does to decays: the figures of docs/numerics.md and docs/ops/delta_rule_step.md.
 
-    PYTHONPATH=python EFLA_TORCH_LIBRARY=build/python/efla_torch.so bench/decay_errors.py > bench/results/decay-errors.txt
+    PYTHONPATH=python EFLA_TORCH_LIBRARY=build/python/efla_torch.so bench/decay_errors.py >> bench/results/accuracy.jsonl
 
 Relative errors against float64 on the same inputs. First float32 with equal weak decays over long sequences, then a state in
-bfloat16 after 1,000 decode steps.
+bfloat16 after 1,000 decode steps. One JSON line per result.
 """
+
+import json
 
 import torch
 
@@ -22,8 +24,12 @@ def widened(tensors):
     return {name: tensor.double() for name, tensor in tensors.items()}
 
 
-def print_weak_decays(tokens, g):
-    """Prints errors of a state that is only decayed (k = 0) and of one that keys write to, for both algorithms."""
+def write(line):
+    print(json.dumps(line))
+
+
+def write_weak_decays(tokens, g):
+    """Writes errors of a state that is only decayed (k = 0) and of one that keys write to, for both algorithms."""
     torch.manual_seed(0)
     size = 16
     x = {
@@ -40,10 +46,8 @@ def print_weak_decays(tokens, g):
         o64, state64 = efla.chunk_efla(**widened(x), output_final_state=True)
         decayed = function(**silent, output_final_state=True)[1]
         decayed64 = efla.chunk_efla(**widened(silent), output_final_state=True)[1]
-        print(
-            f"{tokens:6} {g:8g}  {function.__name__:21} o {error(o, o64):.1e}  state {error(state, state64):.1e}  "
-            f"only decayed {error(decayed, decayed64):.1e}"
-        )
+        errors = {"error_o": error(o, o64), "error_state": error(state, state64), "error_only_decayed": error(decayed, decayed64)}
+        write({"tokens": tokens, "g": g, "function": function.__name__, **{name: float(f"{e:.1e}") for name, e in errors.items()}})
 
 
 def unit(*shape):
@@ -67,23 +71,24 @@ def bfloat16_state_error(size, g, largest_beta, first=0.0, tokens=1000, heads=8,
     return error(state, efla.chunk_efla(**x, output_final_state=True)[1])
 
 
-def print_bfloat16_states(title, **options):
+def write_bfloat16_states(title, **options):
     for largest_beta in (1.0, 0.01):
-        errors = "  ".join(f"{1e2 * bfloat16_state_error(g=g, largest_beta=largest_beta, **options):5.1f} %" for g in DECAYS)
-        print(f"{title:32} beta below {largest_beta:<4g}  {errors}")
+        errors = {f"{g:g}": round(1e2 * bfloat16_state_error(g=g, largest_beta=largest_beta, **options), 1) for g in DECAYS}
+        write({"case": title, "beta_below": largest_beta, "error_percent": errors})
 
 
 def main():
     torch.set_num_threads(1)
-    print(f"PyTorch {torch.__version__}\n\nfloat32: tokens, g, form, relative errors")
+    write({"environment": {"log": "decay_errors", "torch": torch.__version__}})
+    write({"environment": {"part": 1, "about": "float32: relative errors"}})
     for tokens in (2048, 16384):
         for g in (-1e-4, -1e-3):
-            print_weak_decays(tokens, g)
-    print("\nbfloat16 state after 1,000 tokens, by g = " + ", ".join(f"{g:g}" for g in DECAYS))
+            write_weak_decays(tokens, g)
+    write({"environment": {"part": 2, "about": "bfloat16 state after 1,000 tokens: relative errors, by g"}})
     for size in (16, 64, 128):
-        print_bfloat16_states(f"K = {size}", size=size)
-    print_bfloat16_states("K = 64, first state of variance 1", size=64, first=1.0)
-    print_bfloat16_states("K = 64, keys along one axis each", size=64, axes=True)
+        write_bfloat16_states(f"K = {size}", size=size)
+    write_bfloat16_states("K = 64, first state of variance 1", size=64, first=1.0)
+    write_bfloat16_states("K = 64, keys along one axis each", size=64, axes=True)
 
 
 main()

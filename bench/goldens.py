@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares the logits and the greedy tokens of the program efla with the results of flash-linear-attention for the same models.
 
-    bench/goldens.py build/bin/efla FOLDER > bench/results/goldens.txt
+    bench/goldens.py build/bin/efla FOLDER >> bench/results/accuracy.jsonl
 
 FOLDER holds folders with config.json, model.safetensors and golden.safetensors: input_ids and logits, prompt_ids and
-greedy_ids, as flash-linear-attention computed them.
+greedy_ids, as flash-linear-attention computed them. Prints one JSON line per model.
 """
 
 import array
@@ -43,8 +43,7 @@ def logits_of(program, model, shape, ids):
 def main():
     program, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     commit = json.loads(subprocess.run([program, "info", "--json"], capture_output=True, check=True).stdout)["commit"]
-    print(f"efla {commit}: largest difference of logits from flash-linear-attention's, and its greedy tokens")
-    print("command: bench/goldens.py build/bin/efla FOLDER\n")
+    print(json.dumps({"environment": {"log": "goldens", "commit": commit, "command": "bench/goldens.py build/bin/efla FOLDER"}}))
     for golden_path in sorted(folder.glob("*/golden.safetensors")):
         golden, source = read(golden_path), golden_path.parent
         with tempfile.TemporaryDirectory() as work:
@@ -60,8 +59,8 @@ def main():
             rows = [values[t * vocabulary : (t + 1) * vocabulary] for t in range(len(prompt) - 1, len(ids) - 1)]
             same = sum(row.index(max(row)) == token for row, token in zip(rows, greedy, strict=True))
         largest = max(abs(x) for x in expected)
-        print(f"{source.name:12} max |difference| {difference:.2e} (logits to {largest:.2f}), "
-              f"greedy tokens {same} of {len(greedy)} the same")
+        print(json.dumps({"model": source.name, "largest_difference": float(f"{difference:.2e}"), "largest_logit": round(largest, 2),
+                          "greedy_tokens_same": same, "greedy_tokens": len(greedy)}))
 
 
 main()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the growth of the state over many tokens, as `efla bench stability` measures it.
 
-    bench/plot_stability.py bench/results/stability.jsonl docs/images/stability.svg
+    bench/plot_stability.py bench/results/archive/stability.tar.xz/stability.jsonl docs/images/stability.svg
 
 The last run in the file counts. Needs matplotlib.
 """

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Draws studies of state tracking (efla reproduce state-tracking): accuracy by length, and eigenvalues.
 
-    bench/plot_state_tracking.py bench/results/state-tracking-parity.json bench/results/state-tracking-groups.json \\
-      docs/images/state-tracking.svg
+    bench/plot_state_tracking.py bench/results/archive/state-tracking.tar.xz docs/images/state-tracking.svg
 
 Needs matplotlib.
 """
@@ -11,6 +10,7 @@ import json
 import sys
 
 import plots
+import results
 
 COLOURS = ["#0067b0", "#c4480a", "#00795a", "#a8447f", "#8a6a00", "#4a5a6a"]
 STYLES = ["-", "--", ":", "-", "--", ":"]  # two lines may coincide
@@ -40,13 +40,8 @@ def draw_eigenvalues(axes, found, mixers):
     axes.set_xlabel("x = β‖k‖², over the range that the mixer can choose")
 
 
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
-def main(parity, groups, target):
-    parity, groups = read(parity), read(groups)
+def main(archive, target):
+    parity, groups = (json.loads(results.text_of(f"{archive}/state-tracking-{task}.json")) for task in ("parity", "groups"))
     mixers = list(parity["eigenvalues"])[:len(COLOURS)]
     figure, axes = plots.figure(1, 3, 12, 3.8)
     draw_lengths(axes[0], parity, mixers, "parity", "Parity", 50)
@@ -59,6 +54,6 @@ def main(parity, groups, target):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,12 +1,64 @@
-"""Reads the benchmark results of one machine: JSON lines as `efla bench --out` appends them."""
+#!/usr/bin/env python3
+"""Reads benchmark results: JSON lines, one per result.
+
+    bench/results.py FILE …      writes what all results of a run share into one line before them
+
+A line {"environment": {…}} says where the results below it come from, up to the next such line: machine, commit, command. An
+environment with a "part" adds to the last one without. Programs append results that have their environment inside. A file can
+also be a member of an archive: bench/results/archive/NAME.tar.xz/MEMBER.
+"""
 
 import json
+import pathlib
+import sys
+import tarfile
+
+SHARED = ("gpu", "commit", "repeats", "versions", "method")  # fields of a GPU's results that belong to their environment
+
+
+def text_of(path):
+    """Returns the text of a file, or of a member of an archive."""
+    archive, found, member = str(path).partition(".tar.xz/")
+    if not found:
+        return pathlib.Path(path).read_text("utf-8")
+    with tarfile.open(archive + ".tar.xz") as files:
+        return files.extractfile(member).read().decode("utf-8")
 
 
 def read(path):
-    """Returns the results in a file of JSON lines."""
-    with open(path, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    """Returns the results in a file, each with its environment inside."""
+    found, whole, environment = [], {}, {}
+    for line in map(json.loads, text_of(path).splitlines()):
+        if list(line) != ["environment"]:
+            found.append({"environment": {} if "gpu" in line else environment, **line})
+        elif "part" in line["environment"]:
+            environment = {**whole, **line["environment"]}
+        else:
+            environment = whole = line["environment"]
+    return found
+
+
+def shortened(value):
+    """Returns the value with seven significant digits for every number with a fraction."""
+    if isinstance(value, dict):
+        return {key: shortened(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shortened(each) for each in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def folded(results):
+    """Returns the lines of a file for results that have their environment inside."""
+    lines, last = [], {}
+    for result in results:
+        environment = result.pop("environment", {})
+        if "gpu" in result:
+            environment = {**environment, **{key: result.pop(key) for key in SHARED if key in result}}
+        if environment != last:
+            lines.append({"environment": environment})
+            last = environment
+        lines.append(shortened(result))
+    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
 
 
 def last_run(path):
@@ -30,3 +82,10 @@ def machine(environment):
     """Returns a machine's name: processor and instruction set."""
     target = {"AVX3": "AVX-512"}.get(environment["simd"]["target"], environment["simd"]["target"])
     return f'{environment["cpu"].replace("(R)", "")}, {target}'
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    for name in sys.argv[1:]:
+        pathlib.Path(name).write_text(folded(read(name)), "utf-8")
