@@ -9,7 +9,7 @@ bfloat16, one gate per head, K = V = 128. Needs matplotlib.
 import sys
 
 import plots
-from tables import gpu_times
+from gpu_tables import gpu_times
 
 COLOURS = {"flashinfer": "#cc79a7", "FlashQLA": "#e6a000", "fla": "#009e73"}
 LABELS = {"flashinfer": "flashinfer", "FlashQLA": "FlashQLA", "fla": "flash-linear-attention"}

@@ -4,7 +4,6 @@
     bench/tables.py bench/results/*/            writes README.md into each of these folders
     bench/tables.py --readme README.md bench/results/*/    also replaces the small table of figures in README.md
     bench/tables.py --transformers bench/results/transformers.jsonl docs/python.md    replaces the tables of transformers' models in a page
-    bench/tables.py --gpu bench/results/cuda-peers.jsonl docs/performance-gpu.md    replaces the table of a GPU's kernels in a page
 
 A folder holds op.jsonl and, if they were measured, scaling.jsonl, model.jsonl, generation.jsonl and serving.jsonl. The last
 run in op.jsonl and scaling.jsonl counts, and in the other files the last result of each case.
@@ -19,7 +18,6 @@ from results import median
 
 GATES = {"none": "no gate", "scalar": "scalar gate", "channel": "channel gate"}
 PEERS = ("eager", "ggml")
-GPU_PEERS = {"flashinfer": "flashinfer", "FlashQLA": "FlashQLA", "flash-linear-attention": "fla"}
 MARKS = re.compile(r"(<!-- bench/tables.py: begin -->\n).*?(<!-- bench/tables.py: end -->\n)", re.DOTALL)
 
 
@@ -220,44 +218,6 @@ def transformers_tables(path):
     return text.rstrip("\n") + "\n"
 
 
-def gpu_times(path):
-    """Returns the milliseconds of one run of efla and its peers on a GPU: time[operation][shape][contender].
-
-    A peer that was also timed where no gate decays has these times under the contender's name and " (g = 0)".
-    """
-    operations = {"fwd": "forward", "fwd+bwd": "forward + backward", "delta_forward": "forward",
-                  "delta_forward_backward": "forward + backward"}
-    times = {"forward": {}, "forward + backward": {}}
-    for r in results.read(path):
-        what = r.get("op") or r.get("what", "")
-        operation = operations.get(what.removesuffix(" g=0"))
-        if operation is None or r.get("algorithm", "chunk") != "chunk":
-            continue
-        contender = "efla" if "op" in r else GPU_PEERS[r["contender"].split()[0].rstrip(",")]
-        if what.endswith(" g=0"):
-            contender += " (g = 0)"
-        times[operation].setdefault(r["shape"], {})[contender] = r["ms"]
-    return times
-
-
-def gpu_table(path):
-    """The times of the operator and of its peers on a GPU, in milliseconds."""
-    times = gpu_times(path)
-    rows = [["B × T × H (/ value heads)"]]
-    for operation, by_shape in times.items():
-        peers = [peer for peer in GPU_PEERS.values() if any(peer in of for of in by_shape.values())]
-        rows[0] += [f"{operation}, ms", *peers]
-        for i, shape in enumerate(times["forward"], 1):
-            if len(rows) == i:
-                rows.append([shape.replace("x", " × ").replace("/", " / ")])
-            of = by_shape[shape]
-            for contender in ("efla", *peers):
-                still = of.get(f"{contender} (g = 0)")
-                time = f"{of[contender]:.3f}" if contender in of else ""
-                rows[i].append(time + (f" ({still:.3f})" if still else ""))
-    return markdown(rows).rstrip("\n") + "\n"
-
-
 def replace_tables(page, text):
     """Replaces what stands between this tool's marks in a page. Raises ValueError without one pair of marks."""
     page_text, count = MARKS.subn(lambda m: m[1] + text + m[2], page.read_text("utf-8"))
@@ -270,19 +230,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--readme", type=pathlib.Path)
     parser.add_argument("--transformers", type=pathlib.Path, nargs=2, metavar=("RESULTS", "PAGE"))
-    parser.add_argument("--gpu", type=pathlib.Path, nargs=2, metavar=("RESULTS", "PAGE"))
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     arguments = parser.parse_args()
     folders = [folder for folder in arguments.folders if (folder / "op.jsonl").exists()]
-    if not folders and not arguments.transformers and not arguments.gpu:
-        parser.error("folders: got none with an op.jsonl, expected one or more, --transformers or --gpu")
+    if not folders and not arguments.transformers:
+        parser.error("folders: got none with an op.jsonl, expected one or more or --transformers")
     try:
         if arguments.readme:
             replace_tables(arguments.readme, readme_table(folders))
         if arguments.transformers:
             replace_tables(arguments.transformers[1], transformers_tables(arguments.transformers[0]))
-        if arguments.gpu:
-            replace_tables(arguments.gpu[1], gpu_table(arguments.gpu[0]))
     except ValueError as error:
         parser.error(str(error))
     for folder in folders:

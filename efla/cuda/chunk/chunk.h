@@ -116,8 +116,7 @@ inline constexpr std::int64_t kMultiprocessors = 132;
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
 
 // Sequences, or their segments, times value heads: from this number on a thread block of a sweep has 128 value columns
-// instead of 64. With fewer, twice as many blocks of 64 columns occupy more multiprocessors. No measurement of this
-// bound is recorded.
+// instead of 64. With fewer, twice as many blocks of 64 columns occupy more multiprocessors.
 inline constexpr std::int64_t kManyHeads = 96;
 
 template <class E>
