@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 
-#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/statistics.h"
 #include "efla/data/tokenizers/tokenizer.h"
@@ -18,6 +17,7 @@
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/serve/local_engine.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::bench {
 namespace {
@@ -151,7 +151,7 @@ void measure_sessions(serve::Engine& engine, const ServingOptions& options,
 }  // namespace
 
 void measure_serving(const ServingOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
-  autograd::compute_on_this_thread_only();
+  libtorch::compute_on_this_thread_only();
   std::map<std::string, std::unique_ptr<serve::Engine>> engines;
   for (const auto& weights : options.weights) {
     auto config = nn::language_model_preset(options.preset);

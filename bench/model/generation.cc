@@ -11,8 +11,6 @@
 #include <memory>
 #include <vector>
 
-#include "efla/autograd/host_copy.h"
-#include "efla/autograd/one_thread.h"
 #include "efla/base/random.h"
 #include "efla/generate/advance.h"
 #include "efla/generate/session.h"
@@ -21,6 +19,8 @@
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
+#include "efla/torch/host_copy.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::bench {
 namespace {
@@ -78,7 +78,7 @@ std::vector<double> decode(const Decoding& decoding, std::int64_t draws, std::in
     if (texts == 1) {
       advance.draw({}, decoding.model.config().vocab_size, /*decode=*/true, /*ahead=*/true);
     } else {  // as efla generate continues several texts
-      autograd::HostCopy ids(output.likeliest);
+      libtorch::HostCopy ids(output.likeliest);
       output = decoding.decoder->step_drawn(output.likeliest.select(1, 0).to(torch::kLong), joined);
       ids.get();
     }
@@ -105,7 +105,7 @@ std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
 
 void measure_generation(const GenerationOptions& options, const c10::Device& device,
                         const std::function<void(const nlohmann::ordered_json&)>& write) {
-  autograd::compute_on_this_thread_only();  // as efla generate does
+  libtorch::compute_on_this_thread_only();  // as efla generate does
   auto config = nn::language_model_preset(options.preset);
   config.mixer = nn::mixer_preset(options.mixer).name;
   nn::LanguageModel model(config, nn::Initialiser(1));

@@ -17,12 +17,12 @@
 
 #include "bench/model/kernel_shares.h"
 #include "bench/model/random_tokens.h"
-#include "efla/autograd/context.h"
-#include "efla/autograd/host_copy.h"
 #include "efla/base/error.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
+#include "efla/torch/context.h"
+#include "efla/torch/host_copy.h"
 #include "efla/train/tasks/lm_task.h"
 #include "efla/train/trainer.h"
 
@@ -152,7 +152,7 @@ nlohmann::ordered_json measure_training(const GpuModelOptions& options, const nn
   const auto weights = static_cast<double>(model->parameter_count() -
                                            (config.tie_word_embeddings ? 0 : config.vocab_size * config.hidden_size));
   const double of_products = 6.0 * weights * amount / seconds / product_rate(device);
-  const double bytes = static_cast<double>(autograd::most_bytes_allocated(autograd::device_of(device)));
+  const double bytes = static_cast<double>(libtorch::most_bytes_allocated(libtorch::device_of(device)));
   fmt::print("training, {} x {} tokens: {:.0f} tokens/s, {:.1f} GiB, {:.0f} % of the rate of matrix products\n",
              options.batch, options.length, amount / seconds, bytes / (1 << 30), 1e2 * of_products);
   const auto shares = print_shares(shares_of([&] { trainer.step(); }));
@@ -172,7 +172,7 @@ nlohmann::ordered_json measure_generating(const GpuModelOptions& options, const 
   decoder.prefill(torch::randint(vocab_size, {texts, kPromptTokens}, torch::kLong), state);
   auto output = decoder.step(torch::zeros({texts}, torch::kLong), state);
   const auto draw = [&] {
-    autograd::HostCopy ids(output.likeliest);
+    libtorch::HostCopy ids(output.likeliest);
     output = decoder.step_drawn(output.likeliest.select(1, 0).to(torch::kLong), state);
     ids.get();
   };

@@ -20,7 +20,6 @@
 #include "bench/op/eager_delta.h"
 #include "bench/op_times.h"
 #include "bench/timing.h"
-#include "efla/autograd/one_thread.h"
 #include "efla/data/digits.h"
 #include "efla/generate/advance.h"
 #include "efla/generate/session.h"
@@ -30,6 +29,7 @@
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/ops/delta.h"
+#include "efla/torch/one_thread.h"
 #include "efla/train/tasks/image_task.h"
 #include "efla/train/tasks/lm_task.h"
 #include "efla/train/trainer.h"
@@ -293,7 +293,7 @@ void measure_classifier(const ModelSpeedOptions& options,
 }  // namespace
 
 void measure_model(const ModelSpeedOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
-  autograd::compute_on_this_thread_only();  // as in training and generating; the threads are for the operators
+  libtorch::compute_on_this_thread_only();  // as in training and generating; the threads are for the operators
   if (options.model == kPixelClassifier) {
     measure_classifier(options, write);
   } else {

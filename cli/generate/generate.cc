@@ -25,7 +25,6 @@
 #include "cli/support/program.h"
 #include "cli/support/threads.h"
 #include "cli/support/weights.h"
-#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/tokenizer.h"
@@ -36,6 +35,7 @@
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_file.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::cli {
 namespace {
@@ -246,7 +246,7 @@ class Generate {
 void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
-  autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
+  libtorch::compute_on_this_thread_only();  // beside the operators, which have threads of their own
   report_ignored_checkpoints("generate", arguments.model);
   const auto model = nn::load_language_model(arguments.model, choose_device("generate", arguments.device));
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);

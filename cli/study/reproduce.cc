@@ -12,8 +12,8 @@
 #include "cli/support/name_option.h"
 #include "cli/support/threads.h"
 #include "cli/train/lm_run.h"
-#include "efla/autograd/context.h"
 #include "efla/io/tokens/token_folder.h"
+#include "efla/torch/context.h"
 #include "experiments/plans.h"
 #include "experiments/smnist/study.h"
 #include "experiments/synthetic/plan.h"
@@ -57,7 +57,7 @@ CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::str
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([=] {
-    const Device device = autograd::device_of(choose_device("reproduce " + name, arguments->device));
+    const Device device = libtorch::device_of(choose_device("reproduce " + name, arguments->device));
     ThreadPool& pool = use_threads(arguments->threads, device);
     const auto study = make(*arguments);
     name_options("reproduce " + name, arguments->options, [&] { run_study(study, arguments->out, pool, device); });

@@ -4,16 +4,16 @@
 #include <torch/cuda.h>
 
 #include "cli/support/print.h"
-#include "efla/autograd/context.h"
 #include "efla/base/error.h"
 #include "efla/ops/gpu.h"
+#include "efla/torch/context.h"
 
 namespace efla::cli {
 namespace {
 
 // Returns why no GPU can be used, or "".
 std::string absence() {
-  if (!autograd::has_gpu_kernels()) return "this build has no GPU kernels for models";
+  if (!libtorch::has_gpu_kernels()) return "this build has no GPU kernels for models";
   if (const Gpus gpus = find_gpus(); gpus.found.empty()) return gpus.absence;
   return torch::cuda::is_available() ? "" : "this LibTorch finds no GPU that it can use";
 }
@@ -36,7 +36,7 @@ torch::Device choose_device(const std::string& command, const std::string& devic
     throw Error(command, "--device", fmt::format("cuda:{}, by the process's local rank", local_rank),
                 fmt::format("at most {} processes per machine, one per GPU", gpus.size()));
   }
-  autograd::compute_reproducibly();  // before there are other threads, because it sets a variable of the environment
+  libtorch::compute_reproducibly();  // before there are other threads, because it sets a variable of the environment
   print_or_drop(stderr, fmt::format("device: cuda:{}, {}\n", local_rank, gpus[local_rank].name));
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }

@@ -2,8 +2,8 @@
 
 #include <malloc.h>
 
-#include "efla/autograd/one_thread.h"
 #include "efla/ops/delta.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::cli {
 
@@ -18,7 +18,7 @@ ThreadPool& use_threads(int threads, const Device& device) {
   }
   set_threads(threads == 0 ? available_processors() : threads);
   ThreadPool& pool = default_pool();
-  autograd::reserve_product_buffers(pool.threads());
+  libtorch::reserve_product_buffers(pool.threads());
   return pool;
 }
 

@@ -4,7 +4,6 @@
 
 #include "cli/support/environment.h"
 #include "cli/support/model_tokenizer.h"
-#include "efla/autograd/context.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
@@ -18,6 +17,7 @@
 #include "efla/io/toml.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
+#include "efla/torch/context.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/tasks/lm_evaluate.h"
 
@@ -276,7 +276,7 @@ namespace {
 
 experiments::LmOutcome train_and_score(const json& config, const std::vector<data::LmTask>& tasks,
                                        const std::filesystem::path& folder, const experiments::RunContext& context) {
-  const torch::Device device = autograd::torch_device(context.device);
+  const torch::Device device = libtorch::torch_device(context.device);
   LmSetup setup(io::Fields(config, io::refuse_argument("reproduce table1")));
   const auto& options = setup.options().training;
   const auto group = train::ProcessGroup::join({}, torch::kCPU);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string_view>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule_problem.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/delta.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -102,7 +102,7 @@ SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const 
   with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaRule full = rule;
     full.decay = decay_of(in.g, 3);
-    saved = choose_saved_states<T>(shape_of(in), full, {implementation, context_of(in.q)});
+    saved = choose_saved_states<T>(shape_of(in), full, {implementation, libtorch::context_of(in.q)});
   });
   return saved;
 }
@@ -124,7 +124,7 @@ void run_forward(const DeltaRuleInput& given, const DeltaRuleSettings& settings,
     problem.o = view_of<T, 4>(out.o);
     problem.final_state = view_of<State<T>, 4>(out.final_state);
     problem.chunk_states = view_of<State<T>, 5>(out.chunk_states);
-    delta_forward(problem, {settings.implementation, context_of(in.q)});
+    delta_forward(problem, {settings.implementation, libtorch::context_of(in.q)});
   });
 }
 
@@ -153,7 +153,7 @@ void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings
     // On a CPU the row "recurrent" of the backward is the slow reference. All rows compute the same gradients, so
     // "recurrent" stands for "auto".
     const std::string_view named = settings.implementation;
-    delta_backward(problem, {named == "recurrent" ? "auto" : named, context_of(in.q)});
+    delta_backward(problem, {named == "recurrent" ? "auto" : named, libtorch::context_of(in.q)});
   });
 }
 

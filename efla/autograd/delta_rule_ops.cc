@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule_problem.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/delta.h"
 #include "efla/rule/validate.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -255,7 +255,7 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
     }
     Choice choice;
     try {
-      choice = choose_delta_forward(problem, {implementation, context_of(q)});
+      choice = choose_delta_forward(problem, {implementation, libtorch::context_of(q)});
     } catch (const Error& error) {
       return {"", error.what()};
     }
@@ -331,7 +331,7 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
     const StepSize size = parse_step_size(step);
     return std::tuple(static_cast<std::int64_t>(size.integrator), static_cast<std::int64_t>(size.order));
   });
-  library.def("has_gpu_kernels() -> bool", [] { return has_gpu_kernels(); });
+  library.def("has_gpu_kernels() -> bool", [] { return libtorch::has_gpu_kernels(); });
   library.def("delta_rule_implementations() -> str[]",
               [] { return selectable_names(delta_forward_implementations()); });
 }

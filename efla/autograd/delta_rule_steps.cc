@@ -6,12 +6,12 @@
 #include <type_traits>
 #include <utility>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule.h"
 #include "efla/autograd/delta_rule_call.h"
 #include "efla/autograd/delta_rule_problem.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/delta.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -69,10 +69,10 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
       if constexpr (kTokens) {
         problem.states = view_of<S, 4>(states);
         problem.kept = view_of<const std::int64_t, 1>(kept);
-        delta_steps(problem, {implementation, context_of(q)});
+        delta_steps(problem, {implementation, libtorch::context_of(q)});
       } else {
         problem.state = view_of<S, 4>(states);
-        delta_step(problem, {implementation, context_of(q)});
+        delta_step(problem, {implementation, libtorch::context_of(q)});
       }
     };
     if constexpr (std::is_same_v<T, double>) {

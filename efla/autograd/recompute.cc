@@ -6,8 +6,8 @@
 #include <memory>
 #include <utility>
 
-#include "efla/autograd/autocast.h"
 #include "efla/autograd/tensor_view.h"
+#include "efla/torch/autocast.h"
 
 namespace efla::autograd {
 namespace {
@@ -26,7 +26,7 @@ struct Kept : torch::CustomClassHolder {
       : f(std::move(function)),
         parameters(std::move(leaves)),
         x_needs_gradient(x.requires_grad()),
-        autocast(product_type(x) != x.scalar_type()) {}
+        autocast(libtorch::product_type(x) != x.scalar_type()) {}
 };
 
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
@@ -47,7 +47,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     Tensor y;
     {
       const at::AutoGradMode with_gradient(true);
-      const auto precision = kept->autocast ? std::make_unique<Bfloat16OnGpu>() : nullptr;
+      const auto precision = kept->autocast ? std::make_unique<libtorch::Bfloat16OnGpu>() : nullptr;
       y = kept->f(x);
     }
     variable_list inputs = kept->parameters;

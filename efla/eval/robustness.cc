@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "efla/autograd/one_thread.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::eval {
 namespace {
@@ -26,7 +26,7 @@ Evaluation evaluate(const Classifier& classifier, const data::ImageSet& images, 
   std::vector<double> loss(parts);
   std::vector<std::int64_t> correct(parts);
   std::atomic<bool> stopped = false;
-  autograd::run_tasks(pool, device, parts, [&](std::int64_t part) {
+  libtorch::run_tasks(pool, device, parts, [&](std::int64_t part) {
     if (stopped || (stop && stop())) {
       stopped = true;
       return;

@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "efla/autograd/host_copy.h"
 #include "efla/base/error.h"
 #include "efla/generate/batch_sampler.h"
 #include "efla/ops/context.h"
+#include "efla/torch/host_copy.h"
 
 namespace efla::generate {
 namespace {
@@ -61,7 +61,7 @@ void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> s
     rows.push_back(session == nullptr ? Draw{} : Draw{&session->seen, session->seed, session->draws});
   }
   const auto all = known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), rows, options);
-  autograd::HostCopy copy(all);
+  libtorch::HostCopy copy(all);
   if (go_on) go_on(all.select(1, 0).to(torch::kLong));
   const auto values = copy.get().accessor<double, 2>();
   for (std::size_t i = 0; i < sessions.size(); ++i) {

@@ -6,10 +6,10 @@
 #include <optional>
 #include <utility>
 
-#include "efla/autograd/host_copy.h"
 #include "efla/base/error.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/serve/engine_model.h"
+#include "efla/torch/host_copy.h"
 
 namespace efla::serve {
 namespace {
@@ -139,7 +139,7 @@ class GpuEngineModel final : public EngineModel {
     const torch::NoGradGuard no_grad;
     const auto all = decoder_.logits(hidden_.index_select(0, on_device({rows.begin(), rows.end()})));
     const auto sampled = generate::sample_rows(all.narrow(1, 0, drawable), draws, options);
-    autograd::HostCopy copy(sampled);
+    libtorch::HostCopy copy(sampled);
     if (ahead) {
       std::vector<nn::TextRun> runs;
       for (const auto row : rows) runs.push_back(decoded_[static_cast<std::size_t>(row)]);

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "efla/autograd/context.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
+#include "efla/torch/context.h"
 #include "efla/train/checkpoint.h"
 
 namespace efla::train {
@@ -110,7 +110,7 @@ void Trainer::send(const Range& bucket) {
 }
 
 Trainer::Sums Trainer::accumulate() {
-  const autograd::ReproducibleOnly reproducible(model_.device());
+  const libtorch::ReproducibleOnly reproducible(model_.device());
   const std::int64_t parts = task_.draw(step_);
   if (model_.device().is_cuda() && group_.size() == 1 && task_.repeats()) return accumulate_by_replay(parts);
   std::vector<Sums> sums(static_cast<std::size_t>(parts));

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "efla/autograd/graph_replay.h"
+#include "efla/torch/graph_replay.h"
 #include "efla/train/distributed/data_parallel.h"
 #include "efla/train/distributed/process_group.h"
 #include "efla/train/flat_parameters.h"
@@ -64,7 +64,7 @@ class Trainer {
   std::vector<Range> buckets_;
   std::vector<std::function<void()>> pending_;  // sums of buckets that other ranks still add to
   GradientSum sum_;
-  autograd::GraphReplay replay_;
+  libtorch::GraphReplay replay_;
   FlatAdamW adamw_;
   std::int64_t step_ = 0, examples_ = 0;
 };

@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "efla/autograd/context.h"
 #include "efla/base/shell_word.h"
 #include "efla/eval/perturb.h"
 #include "efla/eval/robustness.h"
@@ -12,6 +11,7 @@
 #include "efla/io/json.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/report/html.h"
+#include "efla/torch/context.h"
 #include "efla/train/tasks/image_task.h"
 #include "efla/train/training_memory.h"
 #include "experiments/smnist/digits.h"
@@ -77,10 +77,10 @@ ordered_json entry_of(const DigitRun& run, const train::ImageRun& spec, const ev
 
 std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, const DigitData& data,
                                     const std::string& source, const fs::path& folder, const RunContext& context) {
-  const torch::Device device = autograd::torch_device(context.device);
+  const torch::Device device = libtorch::torch_device(context.device);
   train::require_training_memory("smnist study", "sizes hidden, layers",
                                  nn::pixel_classifier_config_from_json(spec.model).least_parameters(), device);
-  const autograd::OwnStream stream(context.device);
+  const libtorch::OwnStream stream(context.device);
   spec.folder = folder;
   const std::int64_t steps = (data.train.count + spec.training.batch_size - 1) / spec.training.batch_size;
   train::RunEvents events;

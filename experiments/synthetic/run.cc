@@ -4,11 +4,11 @@
 #include <cmath>
 #include <memory>
 
-#include "efla/autograd/autocast.h"
-#include "efla/autograd/context.h"
-#include "efla/autograd/graph_replay.h"
 #include "efla/io/json.h"
 #include "efla/report/html.h"
+#include "efla/torch/autocast.h"
+#include "efla/torch/context.h"
+#include "efla/torch/graph_replay.h"
 #include "efla/train/run.h"
 #include "efla/train/training_memory.h"
 
@@ -27,7 +27,7 @@ SequenceClassifier make_sequence_classifier(const SyntheticRun& run) {
   const auto model = std::make_shared<const nn::SequenceModel>(run.model, nn::Initialiser(run.training.seed));
   const bool bfloat16 = run.precision == "bfloat16";
   return {nn::named_parameters(*model), [model, bfloat16](const torch::Tensor& ids, const torch::Tensor& places) {
-            const auto precision = bfloat16 && ids.is_cuda() ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;
+            const auto precision = bfloat16 && ids.is_cuda() ? std::make_unique<libtorch::Bfloat16OnGpu>() : nullptr;
             return model->logits(ids, places);
           }};
 }
@@ -83,7 +83,7 @@ ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int
   const auto curve = curve_of(metrics);
   for (std::size_t i = 0; i < run.test_tasks.size() && !diverged; ++i) {
     const auto& task = run.test_tasks[i];
-    autograd::GraphReplay replay;
+    libtorch::GraphReplay replay;
     // The first test was measured at the end of the training.
     const double accuracy = i == 0 ? curve.back().at("accuracy").get<double>()
                                    : train::evaluate(model, task, run.training.seed, run.test_examples,
@@ -114,10 +114,10 @@ json description(const SyntheticRun& run) {
 }
 
 std::optional<ordered_json> execute(const SyntheticRun& run, const fs::path& folder, const RunContext& context) {
-  const torch::Device device = autograd::torch_device(context.device);
+  const torch::Device device = libtorch::torch_device(context.device);
   train::require_training_memory("synthetic study", "sizes vocab, hidden, layers", run.model.least_parameters(),
                                  device);
-  const autograd::OwnStream stream(context.device);
+  const libtorch::OwnStream stream(context.device);
   train::SequenceTask task([&] { return make_sequence_classifier(run); }, run.training_task, run.training,
                            {&run.test_tasks.front(), run.test_examples, run.enough});
   const int copies = context.device.is_cpu() ? context.pool.threads() : 1;

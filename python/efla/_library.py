@@ -25,7 +25,7 @@ def load() -> None:
     beside = pathlib.Path(__file__).with_name("efla_torch.so")
     path = pathlib.Path(os.environ.get("EFLA_TORCH_LIBRARY") or beside)
     if not path.is_file():
-        raise ImportError(f"efla: {path} is not there: build the CMake target efla_torch, or name it in EFLA_TORCH_LIBRARY")
+        raise ImportError(f"efla: {path} is not there: build the CMake target efla_python, or name it in EFLA_TORCH_LIBRARY")
     built_with = path.with_suffix(".version")
     expected = built_with.read_text().strip() if built_with.is_file() else torch.__version__
     if expected.split(".")[:2] != torch.__version__.split(".")[:2]:

@@ -10,8 +10,6 @@
 #include <functional>
 #include <vector>
 
-#include "efla/autograd/autocast.h"
-#include "efla/autograd/context.h"
 #include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/decay_gate.h"
 #include "efla/autograd/layers/linear.h"
@@ -24,6 +22,8 @@
 #include "efla/ops/layers/add_rms_norm.h"
 #include "efla/ops/layers/decay_gate.h"
 #include "efla/ops/layers/glu.h"
+#include "efla/torch/autocast.h"
+#include "efla/torch/context.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/torch_tensors.h"
 
@@ -154,13 +154,13 @@ TEST(Swiglu, IsWhatTheReferenceOfTheFusedKernelComputes) {
 // Calls f with products in float32, then in bfloat16, with the error that these products may have.
 void with_products_on_gpu(const std::function<void(double most)>& f) {
   f(1e-4);
-  const Bfloat16OnGpu precision;
+  const libtorch::Bfloat16OnGpu precision;
   f(3e-2);
 }
 
 // Gradients of the functions that differ on a GPU, against LibTorch's operators in float64 on the CPU.
 TEST(OnAGpu, MlpsEmbeddingsAndBiasesHaveTheGradientsOfLibTorch) {
-  if (!torch::cuda::is_available() || !has_gpu_kernels())
+  if (!torch::cuda::is_available() || !libtorch::has_gpu_kernels())
     GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
   using Tensors = std::vector<Tensor>;
   const auto expect_gradients = [](const Tensors& inputs, const std::function<Tensor(const Tensors&)>& f,

@@ -1,5 +1,5 @@
 // Functions that are replayed as CUDA graphs; all tests need a GPU.
-#include "efla/autograd/graph_replay.h"
+#include "efla/torch/graph_replay.h"
 
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "efla/autograd/context.h"
+#include "efla/torch/context.h"
 
-namespace efla::autograd {
+namespace efla::libtorch {
 namespace {
 
 using torch::Tensor;
@@ -87,4 +87,4 @@ TEST(OnAGpu, GraphsOfSeveralThreadsComeAndGo) {
 }
 
 }  // namespace
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

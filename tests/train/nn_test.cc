@@ -9,12 +9,12 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "efla/autograd/autocast.h"
-#include "efla/autograd/context.h"
 #include "efla/base/error.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
 #include "efla/nn/models/pixel_classifier.h"
+#include "efla/torch/autocast.h"
+#include "efla/torch/context.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::nn {
@@ -273,20 +273,20 @@ TEST(Attention, IsSoftmaxOverRotatedKeys) {
 
 // Few heads and many tokens, for which kernels that are not reproducible split the keys and add by atomic operations.
 TEST(Attention, GradientsOnAGpuHaveTheSameBitsTwice) {
-  if (!torch::cuda::is_available() || !autograd::has_gpu_kernels())
+  if (!torch::cuda::is_available() || !libtorch::has_gpu_kernels())
     GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
   Attention attention({.hidden = 256, .heads = 2, .key_value_heads = 1, .rope_theta = 10000.0}, Initialiser(1));
   attention.to(torch::kCUDA);
   const auto x = random_tensor({1, 4096, 256}, 1).to(torch::kCUDA, torch::kFloat).requires_grad_(true);
   const auto dy = random_tensor({1, 4096, 256}, 2).to(torch::kCUDA, torch::kFloat);
-  autograd::compute_reproducibly();
+  libtorch::compute_reproducibly();
   const auto gradient = [&] {
-    const autograd::ReproducibleOnly reproducible(x.device());
+    const libtorch::ReproducibleOnly reproducible(x.device());
     const auto y = attention.forward(x);
     return torch::autograd::grad({y}, {x}, {dy.to(y.scalar_type())})[0];
   };
   EXPECT_TRUE(torch::equal(gradient(), gradient())) << "float32";
-  const autograd::Bfloat16OnGpu precision;
+  const libtorch::Bfloat16OnGpu precision;
   EXPECT_TRUE(torch::equal(gradient(), gradient())) << "bfloat16";
 }
 

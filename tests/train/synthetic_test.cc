@@ -115,7 +115,7 @@ SequenceClassifier constant_model() {
 
 TEST(SyntheticAccuracy, IsNotANumberWhereALogitIsNotFinite) {
   ThreadPool pool(2);
-  autograd::GraphReplay replay;
+  libtorch::GraphReplay replay;
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     const auto task = given_targets({{0, 0, 0, 1}, {0, 1, 1, 1}}, Accuracy::examples);
     auto model = constant_model();
@@ -132,7 +132,7 @@ TEST(SyntheticAccuracy, CountsByClassOrByExample) {
   constexpr auto kNo = kIgnoreIndex;
   const std::vector<std::vector<std::int32_t>> targets{{0, 0, 0, 1}, {0, kNo, kNo, kNo}, {2, 2, kNo, 0}};
   ThreadPool pool(2);
-  autograd::GraphReplay replay;
+  libtorch::GraphReplay replay;
   // In one batch: class 0 is right 5 of 5 times, classes 1 and 2 never are.
   EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::classes), 1, 3, 3, pool, replay),
                    1.0 / 3.0);

@@ -3,11 +3,11 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "efla/autograd/autocast.h"
-#include "efla/autograd/context.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/add_rms_norm.h"
+#include "efla/torch/autocast.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -22,7 +22,7 @@ void run_forward(const Tensor& x, const Tensor& branch, const Tensor& weight, do
   add_rms_norm_forward(
       AddRmsNormForward<T>{view_of<const float, 2>(x), view_of<const T, 2>(branch), view_of<const float, 1>(weight),
                            static_cast<float>(eps), view_of<float, 2>(sum), view_of<T, 2>(y)},
-      {.context = context_of(x)});
+      {.context = libtorch::context_of(x)});
 }
 
 template <class T>
@@ -32,7 +32,7 @@ void run_backward(const Tensor& sum, const Tensor& weight, double eps, const Ten
       AddRmsNormBackward<T>{view_of<const float, 2>(sum), view_of<const float, 1>(weight), static_cast<float>(eps),
                             view_of<const T, 2>(dy), view_of<const float, 2>(dsum), view_of<float, 2>(dx),
                             view_of<T, 2>(dbranch), view_of<float, 1>(dweight)},
-      {.context = context_of(sum)});
+      {.context = libtorch::context_of(sum)});
 }
 
 struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
@@ -81,16 +81,16 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
 }  // namespace
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& branch, const Tensor& weight, double eps) {
-  const bool fused = x.defined() && x.is_cuda() && has_gpu_kernels() && x.scalar_type() == at::kFloat &&
+  const bool fused = x.defined() && x.is_cuda() && libtorch::has_gpu_kernels() && x.scalar_type() == at::kFloat &&
                      weight.defined() && weight.scalar_type() == at::kFloat &&
-                     (product_type(x) == at::kFloat || product_type(x) == at::kBFloat16);
+                     (libtorch::product_type(x) == at::kFloat || libtorch::product_type(x) == at::kBFloat16);
   if (!fused) {
     const Tensor sum = branch.defined() ? x + branch : x;
     return {sum, rms_norm(sum, weight, eps)};
   }
   RECORD_USER_SCOPE("efla::add_rms_norm");
   if (branch.defined()) check_shape("add_rms_norm", "branch", branch, x.sizes());
-  const at::ScalarType type = product_type(x);
+  const at::ScalarType type = libtorch::product_type(x);
   const auto out = AddRmsNormFunction::apply(
       x, branch.defined() ? c10::optional<Tensor>(branch.to(type)) : c10::nullopt, weight, eps, type);
   return {branch.defined() ? out[1] : x, out[0]};

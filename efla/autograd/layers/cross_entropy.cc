@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <string>
 
-#include "efla/autograd/autocast.h"
-#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/cross_entropy.h"
+#include "efla/torch/autocast.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -28,7 +28,7 @@ Tensor fused(const Tensor& logits, const Tensor& targets, const Tensor& share) {
   const Tensor loss = at::empty(targets.sizes(), logits.options().dtype(at::kFloat));
   cross_entropy(CrossEntropy<T>{view_of<T, 2>(logits), view_of<const std::int64_t, 1>(targets),
                                 view_of<const float, 1>(share), view_of<float, 1>(loss)},
-                {.context = context_of(logits)});
+                {.context = libtorch::context_of(logits)});
   return loss;
 }
 
@@ -44,7 +44,7 @@ Tensor composite(Tensor& logits, const Tensor& targets, const Tensor& share) {
 }
 
 Tensor losses_of(Tensor& logits, const Tensor& targets, const Tensor& share) {
-  const bool on_gpu = logits.is_cuda() && has_gpu_kernels();
+  const bool on_gpu = logits.is_cuda() && libtorch::has_gpu_kernels();
   if (on_gpu && logits.scalar_type() == at::kFloat) return fused<float>(logits, targets, share);
   if (on_gpu && logits.scalar_type() == at::kBFloat16) return fused<bfloat16>(logits, targets, share);
   return composite(logits, targets, share);
@@ -113,7 +113,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
   }
   if (targets.is_cpu()) check_targets(targets, weight.size(0));
   const bool needs_gradient = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  return CrossEntropyFunction::apply(x, weight, targets, needs_gradient, product_type(x));
+  return CrossEntropyFunction::apply(x, weight, targets, needs_gradient, libtorch::product_type(x));
 }
 
 }  // namespace efla::autograd

@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/decay_gate.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -24,7 +24,7 @@ void run_gate(const Tensor& z, const Tensor& bias, const Tensor& a_log, DecayAct
   decay_gate_forward(
       DecayGateForward<T>{view_of<const T, 2>(z), view_of<const float, 1>(bias), view_of<const float, 1>(a_log),
                           activation, static_cast<float>(bound), view_of<float, 2>(g)},
-      {.context = context_of(z)});
+      {.context = libtorch::context_of(z)});
 }
 
 template <class T>
@@ -34,7 +34,7 @@ void run_gate(const Tensor& z, const Tensor& bias, const Tensor& a_log, DecayAct
       DecayGateBackward<T>{view_of<const T, 2>(z), view_of<const float, 1>(bias), view_of<const float, 1>(a_log),
                            activation, static_cast<float>(bound), view_of<const float, 2>(dg), view_of<T, 2>(dz),
                            view_of<float, 1>(dbias), view_of<float, 1>(da_log)},
-      {.context = context_of(z)});
+      {.context = libtorch::context_of(z)});
 }
 
 struct DecayGateFunction : torch::autograd::Function<DecayGateFunction> {
@@ -102,7 +102,7 @@ Tensor decay_gate(const Tensor& z, const Tensor& bias, const Tensor& a_log, Deca
     throw Error(kDecayGate, "a_log", "shape " + shape_text(a_log),
                 "[HV] with HV heads that divide the " + std::to_string(z.size(-1)) + " columns of z");
   }
-  const bool has_kernel = z.is_cuda() && has_gpu_kernels() && z.numel() > 0 &&
+  const bool has_kernel = z.is_cuda() && libtorch::has_gpu_kernels() && z.numel() > 0 &&
                           (z.scalar_type() == at::kFloat || z.scalar_type() == at::kBFloat16);
   if (!has_kernel) return composite_gate(z, bias, a_log, activation, bound);
   RECORD_USER_SCOPE("efla::decay_gate");

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/layers/rms_norm.h"
-#include "efla/autograd/one_thread.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/linear.h"
 #include "efla/rule/linear.h"
+#include "efla/torch/context.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::autograd {
 namespace {
@@ -34,15 +34,15 @@ bool is_plain(const Tensor& x, const Tensor& weight) {
 void product(const Tensor& x, const Tensor& weight, Tensor& y) {
   if (x.size(0) <= kFewRows) {
     linear_forward({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)},
-                   {.context = context_of(x)});
+                   {.context = libtorch::context_of(x)});
     return;
   }
   if (at::get_num_threads() > 1) {
     at::mm_out(y, x, weight.t());
     return;
   }
-  context_of(x).threads().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
-    compute_on_this_thread_only();
+  libtorch::context_of(x).threads().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
+    libtorch::compute_on_this_thread_only();
     const at::NoGradGuard no_grad;  // because the setting belongs to the thread
     const std::int64_t begin = block * kBlock, end = std::min(x.size(0), begin + kBlock);
     Tensor rows = y.slice(0, begin, end);
@@ -96,7 +96,7 @@ Tensor fused_linear(const Tensor& x, const Tensor& weight, const LinearFusion& w
   const std::int64_t outputs = with.swiglu ? weight.size(0) / 2 : weight.size(0);
   const Tensor y = at::empty({x.size(0), outputs}, x.options());
   const LinearForward p = linear_problem(rows, weight, with, y);
-  const RunOptions options{.context = context_of(x)};
+  const RunOptions options{.context = libtorch::context_of(x)};
   if (takes_linear_forward(p, options)) {
     linear_forward(p, options);
     return y;

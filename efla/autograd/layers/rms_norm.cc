@@ -7,9 +7,9 @@
 #include <cmath>
 #include <string>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/rms_norm.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -32,7 +32,7 @@ template <class T>
 void run_forward(const Tensor& x, const Tensor& weight, double eps, const Gated& gated, const Tensor& y) {
   rms_norm_forward(RmsNormForward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
                                      view_of<T, 2>(y), view_of<const T, 2>(gated.gate), gated.activation},
-                   {.context = context_of(x)});
+                   {.context = libtorch::context_of(x)});
 }
 
 template <class T>
@@ -41,7 +41,7 @@ void run_backward(const Tensor& x, const Tensor& weight, double eps, const Gated
   rms_norm_backward(RmsNormBackward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
                                        view_of<const T, 2>(dy), view_of<T, 2>(dx), view_of<float, 1>(dweight),
                                        view_of<const T, 2>(gated.gate), gated.activation, view_of<T, 2>(dgate)},
-                    {.context = context_of(x)});
+                    {.context = libtorch::context_of(x)});
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
@@ -116,7 +116,7 @@ Tensor run(const Tensor& x, const Tensor& weight, const Gated& gated, double eps
                   std::string(c10::toString(x.scalar_type())) + ", as x");
     }
   }
-  if (!x.device().is_cpu() && !(x.is_cuda() && has_gpu_kernels())) {
+  if (!x.device().is_cpu() && !(x.is_cuda() && libtorch::has_gpu_kernels())) {
     if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", value_text(eps), "a positive number");
     return composite(x, weight, gated, eps);
   }

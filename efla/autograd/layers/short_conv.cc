@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/short_conv.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -32,7 +32,7 @@ template <class T>
 void run_forward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, const Tensor& y) {
   short_conv_forward(ShortConvForward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<T, 3>(y),
                                          view_of_cu_seqlens(cu_seqlens)},
-                     {.context = context_of(x)});
+                     {.context = libtorch::context_of(x)});
 }
 
 template <class T>
@@ -41,7 +41,7 @@ void run_backward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens,
   short_conv_backward(
       ShortConvBackward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<const T, 3>(dy),
                            view_of<T, 3>(dx), view_of<float, 2>(dtaps), view_of_cu_seqlens(cu_seqlens)},
-      {.context = context_of(x)});
+      {.context = libtorch::context_of(x)});
 }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {

@@ -3,11 +3,11 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "efla/autograd/autocast.h"
-#include "efla/autograd/context.h"
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/glu.h"
+#include "efla/torch/autocast.h"
+#include "efla/torch/context.h"
 
 namespace efla::autograd {
 namespace {
@@ -21,7 +21,7 @@ constexpr const char* kSwigluMlp = "swiglu_mlp";
 template <class T>
 void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& y) {
   glu_forward(GluForward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<T, 2>(y)},
-              {.context = context_of(gate)});
+              {.context = libtorch::context_of(gate)});
 }
 
 template <class T>
@@ -29,7 +29,7 @@ void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& dy, const T
                  const Tensor& y) {
   glu_backward(GluBackward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<const T, 2>(dy),
                               view_of<T, 2>(dgate), view_of<T, 2>(dup), view_of<T, 2>(y)},
-               {.context = context_of(gate)});
+               {.context = libtorch::context_of(gate)});
 }
 
 struct SwigluMlpFunction : torch::autograd::Function<SwigluMlpFunction> {
@@ -77,8 +77,8 @@ struct SwigluMlpFunction : torch::autograd::Function<SwigluMlpFunction> {
 }  // namespace
 
 Tensor swiglu_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const Tensor& down) {
-  const bool has_kernel = x.defined() && x.is_cuda() && has_gpu_kernels() && x.dim() >= 1 && x.numel() > 0 &&
-                          (product_type(x) == at::kFloat || product_type(x) == at::kBFloat16);
+  const bool has_kernel = x.defined() && x.is_cuda() && libtorch::has_gpu_kernels() && x.dim() >= 1 && x.numel() > 0 &&
+                          (libtorch::product_type(x) == at::kFloat || libtorch::product_type(x) == at::kBFloat16);
   if (!has_kernel) return autograd::linear(at::silu(autograd::linear(x, gate)) * autograd::linear(x, up), down);
   RECORD_USER_SCOPE("efla::swiglu_mlp");
   check_tensor(kSwigluMlp, "gate", gate, gate.scalar_type(), 2, "[I, D]", x.device());
@@ -87,7 +87,7 @@ Tensor swiglu_mlp(const Tensor& x, const Tensor& gate, const Tensor& up, const T
   check_shape(kSwigluMlp, "up", up, gate.sizes());
   check_tensor(kSwigluMlp, "down", down, gate.scalar_type(), 2, "[N, I]", x.device());
   check_shape(kSwigluMlp, "down", down, {down.size(0), gate.size(0)});
-  return SwigluMlpFunction::apply(x, gate, up, down, product_type(x));
+  return SwigluMlpFunction::apply(x, gate, up, down, libtorch::product_type(x));
 }
 
 }  // namespace efla::autograd

@@ -9,13 +9,13 @@
 #include <tuple>
 #include <utility>
 
-#include "efla/autograd/context.h"
-#include "efla/autograd/graph_replay.h"
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
 #include "efla/ops/mixer_step.h"
+#include "efla/torch/context.h"
+#include "efla/torch/graph_replay.h"
 
 namespace efla::nn {
 
@@ -46,7 +46,7 @@ struct GpuDecoder::Step {
 struct GpuDecoder::Cache : DecodeCache {
   std::shared_ptr<const Identity> decoder;
   std::vector<Tensor> held;
-  autograd::GraphReplay whole, without_head;
+  libtorch::GraphReplay whole, without_head;
 };
 
 GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable)
@@ -71,7 +71,7 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
     };
     const Projected projected{outputs_of(layer.in), outputs_of(layer.f_out), outputs_of(layer.g_out)};
     const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]));
-    layer.has_mixer = takes_mixer_step(step.problem, {.context = autograd::context_of(projected.all)});
+    layer.has_mixer = takes_mixer_step(step.problem, {.context = libtorch::context_of(projected.all)});
   }
 }
 
@@ -160,7 +160,7 @@ Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& s
   }
   const Projected projected = project(layer, x);
   const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[index]));
-  mixer_step(step.problem, {.context = autograd::context_of(step.o)});
+  mixer_step(step.problem, {.context = libtorch::context_of(step.o)});
   return autograd::fused_linear(step.o, layer.o_proj, {.residual = x});
 }
 
@@ -212,8 +212,8 @@ std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& sta
   return cache;
 }
 
-std::unique_ptr<autograd::Bfloat16OnGpu> GpuDecoder::use_precision() const {
-  return weights_ == WeightType::bfloat16 ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;
+std::unique_ptr<libtorch::Bfloat16OnGpu> GpuDecoder::use_precision() const {
+  return weights_ == WeightType::bfloat16 ? std::make_unique<libtorch::Bfloat16OnGpu>() : nullptr;
 }
 
 Tensor GpuDecoder::prefill(const Tensor& ids, LanguageModelState& state) const {

@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
-#include "efla/autograd/autocast.h"
 #include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
+#include "efla/torch/autocast.h"
 
 namespace efla::nn {
 
@@ -61,7 +61,7 @@ class GpuDecoder {
   struct Cache;
   struct Identity;
 
-  std::unique_ptr<autograd::Bfloat16OnGpu> use_precision() const;
+  std::unique_ptr<libtorch::Bfloat16OnGpu> use_precision() const;
   torch::Tensor packed(const std::vector<torch::Tensor>& parts) const;
   Layer packed_layer(std::int64_t index) const;
   Projected project(const Layer& layer, const torch::Tensor& x) const;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "efla/autograd/context.h"
-#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
+#include "efla/torch/context.h"
+#include "efla/torch/one_thread.h"
 
 namespace efla::train {
 namespace {
@@ -28,7 +28,7 @@ torch::Device usable(torch::Device device, const std::string& precision) {
 DataParallel::DataParallel(int copies, const std::function<nn::NamedParameters()>& make, ThreadPool& pool,
                            torch::Device device, const std::string& precision)
     : device_(usable(device, precision)), autocast_(precision == "bfloat16"), pool_(pool) {
-  if (device.is_cuda()) autograd::compute_reproducibly();
+  if (device.is_cuda()) libtorch::compute_reproducibly();
   for (int i = 0; i < copies; ++i) copies_.push_back(make());
   parameters_ = std::make_unique<FlatParameters>(copies_.front(), device);
   for (const auto& copy : copies_) parameters_->share(copy);
@@ -37,7 +37,7 @@ DataParallel::DataParallel(int copies, const std::function<nn::NamedParameters()
 void DataParallel::run(std::int64_t count, const std::function<void(std::int64_t i, int copy)>& task) const {
   std::atomic<std::int64_t> next = 0;
   pool_.run(std::min(count, static_cast<std::int64_t>(copies_.size())), [&](std::int64_t copy, int) {
-    autograd::compute_on_this_thread_only();
+    libtorch::compute_on_this_thread_only();
     try {
       for (std::int64_t i = next++; i < count; i = next++) task(i, static_cast<int>(copy));
     } catch (...) {
@@ -47,8 +47,8 @@ void DataParallel::run(std::int64_t count, const std::function<void(std::int64_t
   });
 }
 
-std::unique_ptr<autograd::Bfloat16OnGpu> DataParallel::use_precision() const {
-  return autocast_ ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;
+std::unique_ptr<libtorch::Bfloat16OnGpu> DataParallel::use_precision() const {
+  return autocast_ ? std::make_unique<libtorch::Bfloat16OnGpu>() : nullptr;
 }
 
 }  // namespace efla::train

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "efla/autograd/autocast.h"
 #include "efla/base/threads.h"
+#include "efla/torch/autocast.h"
 #include "efla/train/flat_parameters.h"
 
 namespace efla::train {
@@ -19,7 +19,7 @@ namespace efla::train {
 class DataParallel {
  public:
   // Calls make(), which makes one more copy of the model and returns its parameters, `copies` times. All copies take
-  // the first one's values. On a GPU LibTorch then computes reproducibly (autograd/context.h). precision is float32 or
+  // the first one's values. On a GPU LibTorch then computes reproducibly (torch/context.h). precision is float32 or
   // bfloat16, of matrix products. Throws Error for a device or a precision that this machine does not have.
   DataParallel(int copies, const std::function<nn::NamedParameters()>& make, ThreadPool& pool,
                torch::Device device = torch::kCPU, const std::string& precision = "float32");
@@ -35,7 +35,7 @@ class DataParallel {
   void run(std::int64_t count, const std::function<void(std::int64_t i, int copy)>& task) const;
 
   // Sets the precision of the forward passes on this thread while the object returned lives.
-  std::unique_ptr<autograd::Bfloat16OnGpu> use_precision() const;
+  std::unique_ptr<libtorch::Bfloat16OnGpu> use_precision() const;
 
  private:
   std::vector<nn::NamedParameters> copies_;

@@ -12,10 +12,10 @@
 #include <string>
 #include <utility>
 
-#include "efla/autograd/graph_replay.h"
-#include "efla/autograd/one_thread.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
+#include "efla/torch/graph_replay.h"
+#include "efla/torch/one_thread.h"
 #include "efla/train/data_order.h"
 
 namespace efla::train {
@@ -115,7 +115,7 @@ std::pair<double, double> sum_shares(const Counts& groups) {
 // Adds the right answers of one part to `groups`, by class or by sequence from `first` on. Returns false where a logit
 // is not finite.
 bool count_right(const SequenceClassifier& model, const SyntheticTask& task, std::span<const Example> examples,
-                 std::int64_t first, autograd::GraphReplay& replay, Counts& groups) {
+                 std::int64_t first, libtorch::GraphReplay& replay, Counts& groups) {
   const Questions part = make_questions(examples, nn::device_of(model.parameters));
   if (part.targets.empty()) return true;
   const auto answer = [&](const std::vector<torch::Tensor>& inputs) {
@@ -251,7 +251,7 @@ UpdateOptions update_options(const SyntheticTraining& training) {
 }
 
 double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std::uint64_t seed, std::int64_t examples,
-                std::int64_t batch_size, ThreadPool& pool, autograd::GraphReplay& replay, const StopFunction& stop) {
+                std::int64_t batch_size, ThreadPool& pool, libtorch::GraphReplay& replay, const StopFunction& stop) {
   const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
   const torch::Device device = nn::device_of(model.parameters);
   double sum = 0.0, weights = 0.0;
@@ -264,7 +264,7 @@ double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std:
     const Counts none(by_class ? static_cast<std::size_t>(task.vocab) : batch.size());
     std::vector<Counts> counts(parts.size(), none);
     std::atomic<bool> stopped = false, finite = true;
-    autograd::run_tasks(pool, device, std::ssize(parts), [&](std::int64_t i) {
+    libtorch::run_tasks(pool, device, std::ssize(parts), [&](std::int64_t i) {
       if (stopped || (stop && stop())) {
         stopped = true;
         return;

@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "efla/autograd/graph_replay.h"
 #include "efla/base/threads.h"
 #include "efla/data/synthetic/task.h"
+#include "efla/torch/graph_replay.h"
 #include "efla/train/task.h"
 #include "efla/train/trainer.h"
 
@@ -88,7 +88,7 @@ class SequenceTask : public Task {
   SyntheticTraining training_;
   SyntheticTest test_;
   std::vector<SequenceClassifier> copies_;
-  autograd::GraphReplay replay_;  // of tests
+  libtorch::GraphReplay replay_;  // of tests
   std::vector<std::uint32_t> order_;
   std::int64_t order_epoch_ = -1;                                 // of order_
   std::vector<data::synthetic::Example> batch_;                   // of the step that was drawn, by rising length
@@ -102,7 +102,7 @@ UpdateOptions update_options(const SyntheticTraining& training);
 // Returns the accuracy, in [0, 1], on the first examples of the test split, as task.accuracy says; NaN where a logit is
 // not finite. On a GPU `replay` keeps what is launched for the next call with this model and task. Throws Stopped.
 double evaluate(const SequenceClassifier& model, const data::synthetic::Task& task, std::uint64_t seed,
-                std::int64_t examples, std::int64_t batch_size, ThreadPool& pool, autograd::GraphReplay& replay,
+                std::int64_t examples, std::int64_t batch_size, ThreadPool& pool, libtorch::GraphReplay& replay,
                 const StopFunction& stop = {});
 
 }  // namespace efla::train

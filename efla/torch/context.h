@@ -8,7 +8,7 @@
 
 #include "efla/ops/context.h"
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 // Returns the context of operators on a tensor's device: the process's thread pool, or LibTorch's current stream of the
 // GPU, with memory from LibTorch's allocator. The pool has the threads of set_threads, which the program calls. Without
@@ -61,4 +61,4 @@ std::int64_t most_bytes_allocated(const Device& device);
 // Returns whether this build has kernels for LibTorch's tensors on a GPU.
 bool has_gpu_kernels();
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

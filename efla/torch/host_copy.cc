@@ -1,8 +1,8 @@
-#include "efla/autograd/host_copy.h"
+#include "efla/torch/host_copy.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 HostCopy::HostCopy(const at::Tensor& x) : copy_(x) {
   if (!x.is_cuda()) return;
@@ -18,4 +18,4 @@ const at::Tensor& HostCopy::get() {
   return copy_;
 }
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -6,7 +6,7 @@
 
 #include <optional>
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 // A copy of a GPU's tensor in the host's memory, made after the work that the current stream already has. A tensor on
 // the CPU is not copied.
@@ -22,4 +22,4 @@ class HostCopy {
   std::optional<c10::Event> arrived_;
 };
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 // Runs matrix products of float32 parameters in bfloat16 on the GPU, on this thread, while the object lives.
 class Bfloat16OnGpu {
@@ -18,4 +18,4 @@ class Bfloat16OnGpu {
 // this thread, otherwise the type of x.
 at::ScalarType product_type(const at::Tensor& x);
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 // Calls a function of tensors. On a GPU the first call with inputs of some shapes runs the function, the second call
 // captures the function as a CUDA graph, and this call and later calls replay the graph. All these calls compute in the
@@ -35,4 +35,4 @@ class GraphReplay {
   Tensors held_;                                     // kept alive, so that no other tensor can have their addresses
 };
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -9,7 +9,7 @@
 
 #include "efla/base/threads.h"
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 // Keeps LibTorch, OpenMP and OpenBLAS to the calling thread; every thread that runs tasks must call this function
 // first; later calls do nothing. The settings of LibTorch and OpenMP belong to the thread, the setting of OpenBLAS to
@@ -25,4 +25,4 @@ void run_tasks(ThreadPool& pool, const at::Device& device, std::int64_t count,
 // forever if a later allocation fails. Throws std::runtime_error if memory is short. Does nothing with another BLAS.
 void reserve_product_buffers(int threads);
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -1,4 +1,4 @@
-#include "efla/autograd/context.h"
+#include "efla/torch/context.h"
 
 #include <ATen/Parallel.h>
 
@@ -14,7 +14,7 @@
 #include <mutex>
 #endif
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 #ifdef EFLA_TORCH_CUDA
 namespace {
@@ -96,4 +96,4 @@ ExecutionContext context_of(const at::Tensor& tensor) {
   return context;
 }
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

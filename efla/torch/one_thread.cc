@@ -1,4 +1,4 @@
-#include "efla/autograd/one_thread.h"
+#include "efla/torch/one_thread.h"
 
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace efla::autograd {
+namespace efla::libtorch {
 namespace {
 
 // Debian's LibTorch calls whichever BLAS is installed. OpenBLAS starts threads of its own, of which neither LibTorch
@@ -73,4 +73,4 @@ void compute_on_this_thread_only() {
   done = true;
 }
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -1,4 +1,4 @@
-#include "efla/autograd/graph_replay.h"
+#include "efla/torch/graph_replay.h"
 
 #include <algorithm>
 #include <map>
@@ -14,7 +14,7 @@
 #include <c10/util/ScopeExit.h>
 #endif
 
-namespace efla::autograd {
+namespace efla::libtorch {
 
 using at::Tensor;
 
@@ -169,4 +169,4 @@ GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& 
 GraphReplay::GraphReplay() = default;
 GraphReplay::~GraphReplay() = default;
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch

@@ -1,9 +1,9 @@
-#include "efla/autograd/autocast.h"
+#include "efla/torch/autocast.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/version.h>
 
-namespace efla::autograd {
+namespace efla::libtorch {
 namespace {
 
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
@@ -33,4 +33,4 @@ Bfloat16OnGpu::~Bfloat16OnGpu() {
 
 at::ScalarType product_type(const at::Tensor& x) { return x.is_cuda() && is_on() ? type() : x.scalar_type(); }
 
-}  // namespace efla::autograd
+}  // namespace efla::libtorch
