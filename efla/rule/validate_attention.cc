@@ -1,0 +1,91 @@
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "efla/base/error.h"
+#include "efla/base/text.h"
+#include "efla/rule/attention.h"
+#include "efla/rule/check.h"
+#include "efla/rule/rope.h"
+
+namespace efla {
+namespace {
+
+constexpr const char* kAttention = "attention_forward";
+
+void check_shape(const AttentionShape& shape) {
+  check_size(kAttention, "key and value heads G", shape.key_value_heads, 1);
+  check_size(kAttention, "query heads H", shape.heads, 1);
+  if (shape.heads % shape.key_value_heads != 0) {
+    throw Error(kAttention, "query heads H", std::to_string(shape.heads),
+                "a multiple of G = " + std::to_string(shape.key_value_heads));
+  }
+  check_size(kAttention, "key dim K", shape.key_dim, 1);
+  check_size(kAttention, "value dim V", shape.value_dim, 1);
+  check_size(kAttention, "page tokens P", shape.page_tokens, 1);
+  if (shape.page_tokens % kAttentionBlock != 0) {
+    throw Error(kAttention, "page tokens P", std::to_string(shape.page_tokens),
+                "a multiple of " + std::to_string(kAttentionBlock));
+  }
+}
+
+// Checks that the pages for `tokens` tokens of a text are there.
+template <class S>
+void check_pages(const std::string& name, std::span<S* const> pages, std::int64_t needed, std::int64_t tokens) {
+  if (static_cast<std::int64_t>(pages.size()) < needed) {
+    throw Error(kAttention, name, std::to_string(pages.size()),
+                "at least " + std::to_string(needed) + " pages for " + std::to_string(tokens) + " tokens");
+  }
+  for (std::int64_t page = 0; page < needed; ++page) {
+    if (pages[static_cast<std::size_t>(page)] == nullptr) {
+      throw Error(kAttention, name + "[" + std::to_string(page) + "]", "nothing", "a page");
+    }
+  }
+}
+
+}  // namespace
+
+template <class S>
+void validate(const AttentionForward<S>& p) {
+  const AttentionShape& shape = p.shape;
+  check_shape(shape);
+  if (std::isinf(p.scale)) throw Error(kAttention, "scale", value_text(p.scale), "a finite number");
+  for (std::size_t i = 0; i < p.runs.size(); ++i) {
+    const AttentionRun<S>& run = p.runs[i];
+    const std::string name = "runs[" + std::to_string(i) + "].";
+    check_size(kAttention, (name + "begin").c_str(), run.begin, 0);
+    check_size(kAttention, (name + "tokens").c_str(), run.tokens, 1);
+    const std::int64_t tokens = run.begin + run.tokens, needed = shape.pages_for(tokens);
+    check_pages(name + "key_pages", run.key_pages, needed, tokens);
+    check_pages(name + "value_pages", run.value_pages, needed, tokens);
+  }
+  const std::int64_t rows = p.rows();
+  if (rows == 0) return;
+  check_view(kAttention, "q", p.q, {rows, shape.heads, shape.key_dim});
+  check_view(kAttention, "k", p.k, {rows, shape.key_value_heads, shape.key_dim});
+  check_view(kAttention, "v", p.v, {rows, shape.key_value_heads, shape.value_dim});
+  check_view(kAttention, "o", p.o, {rows, shape.heads, shape.value_dim});
+}
+
+void validate(const RopeForward& p, const Device& device) {
+  constexpr const char* op = "rope_forward";
+  if (p.x.size() == 0) return;
+  check_view(op, "x", p.x, p.x.extent);
+  if (p.rotary < 0 || p.rotary > p.x.extent[2] || p.rotary % 2 != 0) {
+    throw Error(op, "rotary R", std::to_string(p.rotary),
+                "an even number from 0 to K = " + std::to_string(p.x.extent[2]));
+  }
+  if (!(p.theta > 1.0) || !std::isfinite(p.theta)) throw Error(op, "theta", value_text(p.theta), "a number above 1");
+  check_view(op, "positions", p.positions, {p.x.extent[0]});
+  check_view(op, "y", p.y, p.x.extent);
+  for (std::int64_t n = 0; device.is_cpu() && n < p.x.extent[0]; ++n) {
+    if (p.positions(n) < 0) {
+      throw Error(op, "positions[" + std::to_string(n) + "]", std::to_string(p.positions(n)), "0 or more");
+    }
+  }
+}
+
+template void validate(const AttentionForward<float>&);
+template void validate(const AttentionForward<bfloat16>&);
+
+}  // namespace efla
