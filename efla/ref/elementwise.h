@@ -1,9 +1,8 @@
 // Functions of one number that several references use.
 #pragma once
 
-#include <cmath>
-
 #include "efla/base/dtype.h"
+#include "efla/rule/activation.h"
 #include "efla/rule/gate_activation.h"
 
 namespace efla::ref {
@@ -13,8 +12,6 @@ template <class T>
 T round_to(double x) {
   return from_state<T>(static_cast<State<T>>(x));
 }
-
-inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // The value act(z) of a gate z (rule/gate_activation.h), and the derivative.
 struct Activated {

@@ -10,8 +10,6 @@ namespace {
 
 using Vector = std::vector<double>;
 
-double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
-
 // Returns the activated outputs of the convolution and moves the history on by one row.
 Vector convolve(const MixerStep& p, std::int64_t i_b, std::int64_t slot) {
   const std::int64_t width = p.taps.extent[1];
@@ -33,10 +31,10 @@ void l2_normalise(double* x, std::int64_t count) {
 }
 
 double beta_of(const MixerStep& p, std::int64_t i_b, std::int64_t h) {
-  double beta = p.beta_factor(h);
-  if (p.beta_activation == BetaActivation::sigmoid) beta *= sigmoid(p.beta(i_b, h));
-  if (p.beta_activation == BetaActivation::softplus) beta *= softplus(p.beta(i_b, h));
-  return beta;
+  const double factor = p.beta_factor(h);
+  if (p.beta_activation == BetaActivation::one) return factor;
+  const double b = p.beta(i_b, h);
+  return factor * (p.beta_activation == BetaActivation::sigmoid ? sigmoid(b) : softplus(b));
 }
 
 // Returns e^g of a key channel.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "efla/cuda/recurrent/token.cuh"
+#include "efla/rule/activation.h"
 #include "efla/rule/mixer_step.h"
 
 namespace efla::gpu {
@@ -9,9 +10,6 @@ namespace efla::gpu {
 inline constexpr int kStateThreads = 256, kStateWarps = kStateThreads / 32;
 inline constexpr int kStateKeys = 128, kStateColumns = 128;  // most keys and value columns of a state
 inline constexpr int kFewTaps = 4;                           // taps of most convolutions
-
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + expf(-x)); }
-__device__ __forceinline__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
 // What a token's update needs of q and k of a head: the factors of the L2 norm, and λ = ‖k‖² and q·k after the norm.
 struct Keys {

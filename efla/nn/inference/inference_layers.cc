@@ -1,18 +1,16 @@
 // The mixer of InferenceModel: short convolution, gates, the delta rule, and the projections around them. R rows are
 // the tokens of all texts of a call; decoded tokens come first.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "efla/nn/inference/inference_layers.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/layers/glu.h"
 #include "efla/ops/layers/short_conv.h"
+#include "efla/rule/activation.h"
 
 namespace efla::nn {
 namespace {
-
-float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 
 // Calls f(row) for every row, several rows per task.
 template <class F>

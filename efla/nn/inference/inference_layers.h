@@ -1,7 +1,6 @@
 // Types and functions that the files of InferenceModel share.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <new>
@@ -21,9 +20,6 @@ inline View<float, 2> columns_of(View<float, 2> view, std::int64_t begin, std::i
   view.extent[1] = count;
   return view;
 }
-
-// Returns log(1 + e^x); like LibTorch returns large x unchanged.
-inline float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
 
 inline void norm(const View<float, 2>& x, const Vector& weight, double eps, const View<float, 2>& y, ThreadPool& pool) {
   RmsNormForward<float> p;
