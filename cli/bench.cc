@@ -30,9 +30,9 @@
 #include "efla/base/error.h"
 #include "efla/io/json.h"
 #include "efla/nn/inference/packed_weight.h"
-#include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/ops/gpu.h"
+#include "efla/rule/mixer_preset.h"
 #include "experiments/stability/stability.h"
 
 namespace efla::cli {
@@ -214,7 +214,7 @@ struct GenerateArguments {
 void bench_generate(const GenerateArguments& arguments) {
   const auto& options = arguments.options;
   nn::language_model_preset(options.preset);  // report mistakes before printing anything
-  nn::mixer_preset(options.mixer);
+  mixer_preset(options.mixer);
   const auto device = choose_device("bench generate", arguments.device);
   if (device.is_cpu() && (options.texts > 1 || options.weights != "float32")) {
     throw Error("bench generate", options.texts > 1 ? "--texts" : "--weights",
@@ -334,7 +334,7 @@ void bench_model_on_gpu(const ModelArguments& arguments) {
   options.batch = arguments.batch.value_or(options.batch);
   options.rounds = arguments.options.rounds;
   require_preset(options.model, /*on_cpu=*/false);  // report mistakes at once
-  nn::mixer_preset(options.mixer);
+  mixer_preset(options.mixer);
   const int threads = arguments.threads == 0 ? available_processors() : arguments.threads;
   use_threads(threads);
   const auto machine = surroundings(threads, choose_device("bench model", arguments.device));

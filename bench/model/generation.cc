@@ -16,9 +16,9 @@
 #include "efla/generate/session.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
-#include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
+#include "efla/rule/mixer_preset.h"
 #include "efla/torch/host_copy.h"
 #include "efla/torch/one_thread.h"
 
@@ -107,7 +107,7 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
                         const std::function<void(const nlohmann::ordered_json&)>& write) {
   libtorch::compute_on_this_thread_only();  // as efla generate does
   auto config = nn::language_model_preset(options.preset);
-  config.mixer = nn::mixer_preset(options.mixer).name;
+  config.mixer = mixer_preset(options.mixer).name;
   nn::LanguageModel model(config, nn::Initialiser(1));
   model.to(device);
   Decoding decoding{model, {}, {}};

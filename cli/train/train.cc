@@ -23,8 +23,8 @@
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
-#include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/pixel_classifier.h"
+#include "efla/rule/mixer_preset.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/tasks/image_task.h"
 #include "efla/train/training_memory.h"
@@ -78,7 +78,7 @@ void add_off_switch(CLI::App& command, TrainArguments& arguments, const std::str
 
 std::string mixer_names() {
   std::string names;
-  for (const auto& preset : nn::mixer_presets()) names.append(names.empty() ? "" : ", ").append(preset.name);
+  for (const auto& preset : mixer_presets()) names.append(names.empty() ? "" : ", ").append(preset.name);
   return names;
 }
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "efla/nn/layers/mixer_preset.h"
+#include "efla/rule/mixer_preset.h"
 #include "efla/rule/step_size.h"
 #include "experiments/common/study.h"
 
@@ -145,11 +145,11 @@ ordered_json eigenvalues(const std::vector<std::string>& mixers) {
   constexpr double kLargest = 6.0;  // of x where nothing bounds it
   auto curves = ordered_json::object();
   for (const auto& name : mixers) {
-    const auto& preset = nn::mixer_preset(name);
-    if (preset.softmax || preset.gate != nn::Gate::none) continue;
+    const auto& preset = mixer_preset(name);
+    if (preset.softmax || preset.gate != Gate::none) continue;
     const StepSize step = parse_step_size(std::string(preset.step));
     // A unit key and a sigmoid keep x = β‖k‖² below 1.
-    const double largest = preset.qk_l2norm && preset.beta == nn::BetaActivation::sigmoid ? 1.0 : kLargest;
+    const double largest = preset.qk_l2norm && preset.beta == BetaActivation::sigmoid ? 1.0 : kLargest;
     auto& curve = curves[name] = ordered_json::array();
     for (int i = 0; i < kPoints; ++i) {
       const double x = largest * i / (kPoints - 1);

@@ -8,8 +8,8 @@
 #include "efla/eval/lm_benchmark.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
-#include "efla/nn/layers/mixer_preset.h"
 #include "efla/report/html.h"
+#include "efla/rule/mixer_preset.h"
 #include "efla/train/tasks/lm_options.h"
 #include "experiments/common/lm_runs.h"
 
@@ -93,7 +93,7 @@ StudyRun run_of(const json& settings, const fs::path& tokens, const json& mixer,
   config["training"]["lr"] = lr;
   config["training"]["min_lr"] = lr.get<double>() / 10.0;
   config["training"]["seed"] = seed;
-  nn::mixer_preset(mixer.get<std::string>());
+  mixer_preset(mixer.get<std::string>());
   train::lm_options_from_json({config, io::refuse_argument("reproduce table1")});  // throws for what cannot be run
   const auto name = mixer.get<std::string>() + "-lr" + report::compact(lr) + "-seed" + seed.dump();
   return {name, nullptr, [=](const fs::path& folder, const RunContext& context) -> std::optional<ordered_json> {

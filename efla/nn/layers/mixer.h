@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/layers/parameters.h"
+#include "efla/rule/mixer_preset.h"
 #include "efla/rule/problem.h"
 
 namespace efla::nn {

@@ -69,8 +69,7 @@ MixerConfig LanguageModelConfig::mixer_config() const {
   config.key_dim = head_size(*this, "expand_k", expand_k, "key dim");
   config.value_dim = head_size(*this, "expand_v", expand_v, "value dim");
   if (use_gate.value_or(preset.gate != Gate::none)) {
-    const bool by_channel = preset.gate == Gate::channel || preset.gate == Gate::safe_channel;
-    config.output_gate = by_channel ? OutputGate::sigmoid : OutputGate::silu;
+    config.output_gate = is_by_channel(preset.gate) ? OutputGate::sigmoid : OutputGate::silu;
   }
   config.learned_beta = use_beta;
   config.beta_scale = allow_neg_eigval ? 2.0 : 1.0;
@@ -108,8 +107,8 @@ void validate(const LanguageModelConfig& config) {
           "a positive number of float32, at most 1");
   require(config.initializer_range > 0.0 && std::isfinite(config.initializer_range), "initializer_range",
           config.initializer_range, "a positive number");
-  const bool by_channel = preset.gate == Gate::channel || preset.gate == Gate::safe_channel;
-  require(!config.safe_gate || by_channel, "safe_gate", true, "false, as " + config.mixer + " has no decay by channel");
+  require(!config.safe_gate || is_by_channel(preset.gate), "safe_gate", true,
+          "false, as " + config.mixer + " has no decay by channel");
   require(!config.allow_neg_eigval || preset.step == "euler", "allow_neg_eigval", true,
           "false: " + config.mixer + " has no step of Euler's");
   require(config.qk_norm.empty() || (preset.qk_l2norm && (config.qk_norm == "l2" || config.qk_norm == "sum")),

@@ -392,7 +392,7 @@ LanguageModelConfig language_model_preset(std::string_view wanted) {
     if (name == wanted) return config;
   }
   const auto names = language_model_presets();
-  throw Error("language model", "preset", "'" + std::string(wanted) + "'",
+  throw Error("language model", "preset", fmt::format("'{}'", wanted),
               fmt::format("one of {} (nearest: {})", fmt::join(names, ", "), nearest_name(wanted, names)));
 }
 

@@ -36,26 +36,23 @@ class Rule:
     safe_gate: bool = False  # whether A_log starts at 0, as flash-linear-attention starts it for safe_gate
 
 
-# The rows of efla/nn/layers/mixer_preset.cc, which says where each comes from.
-RULES = {
-    "deltanet": Rule("euler", qk_norm="l2"),
-    "deltanet-neg": Rule("euler", erase_scale=2.0, qk_norm="l2"),
-    "deltanet-neg-fla": Rule("euler", erase_scale=2.0, write_scale=2.0, qk_norm="l2"),
-    "efla": Rule("exact"),
-    "efla-adaptive": Rule("exact", adaptive=True),
-    "efla-loose": Rule("exact", beta="softplus"),
-    "rk2": Rule("rk2"),
-    "rk4": Rule("rk4"),
-    "longhorn": Rule("implicit_euler"),
-    "trapezoid": Rule("trapezoid"),
-    "gdn": Rule("euler", qk_norm="l2", decay="scalar"),
-    "efla-gdn": Rule("exact", decay="scalar"),
-    "kda": Rule("euler", qk_norm="l2", decay="channel"),
-    "kda-exact": Rule("exact", qk_norm="l2", decay="channel"),
-    "kda-exact-nol2": Rule("exact", decay="channel"),
-    "efla-kda": Rule("exact", decay="channel", lower_bound=-5.0, safe_gate=True),
-    "linear": Rule("euler", erase_scale=0.0, beta="one"),
-}
+def _rule_of(name: str) -> Rule:
+    """Returns the rule of a mixer of the library. efla/rule/mixer_preset.cc says where each comes from."""
+    step, erase_scale, write_scale, qk_l2norm, beta, adaptive, decay, lower_bound = torch.ops.efla.mixer_rule(name)
+    return Rule(
+        step,
+        erase_scale,
+        write_scale,
+        "l2" if qk_l2norm else None,
+        beta,
+        adaptive,
+        decay,
+        lower_bound,
+        safe_gate=lower_bound is not None,
+    )
+
+
+RULES: dict[str, Rule] = {name: _rule_of(name) for name in torch.ops.efla.mixer_names()}
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "relu": F.relu, "elu": lambda x: F.elu(x) + 1, "identity": lambda x: x}
 

@@ -1,9 +1,9 @@
-#include "efla/nn/layers/mixer_preset.h"
+#include "efla/rule/mixer_preset.h"
 
 #include "efla/base/error.h"
 #include "efla/base/text.h"
 
-namespace efla::nn {
+namespace efla {
 
 const std::vector<MixerPreset>& mixer_presets() {
   using enum BetaActivation;
@@ -62,4 +62,4 @@ DeltaRule rule_of(const MixerPreset& preset) {
   return rule;
 }
 
-}  // namespace efla::nn
+}  // namespace efla

@@ -8,9 +8,7 @@
 #include "efla/rule/mixer_step.h"
 #include "efla/rule/problem.h"
 
-namespace efla::nn {
-
-using efla::BetaActivation;  // how β is computed from a projection b of the input
+namespace efla {
 
 // The function that computes the decay g, the logarithm of D, from projections of the input x.
 //
@@ -19,6 +17,8 @@ using efla::BetaActivation;  // how β is computed from a projection b of the in
 //   channel       −exp(A_log) softplus(f_proj x + dt_bias)          one per key channel: Kimi Delta Attention
 //   safe_channel  kGateLowerBound · sigmoid(exp(A_log) (f_proj x + dt_bias))    safe gate, in (kGateLowerBound, 0)
 enum class Gate { none, scalar, channel, safe_channel };
+
+constexpr bool is_by_channel(Gate gate) { return gate == Gate::channel || gate == Gate::safe_channel; }
 
 // Returns the activation of a gate that is not none.
 constexpr DecayActivation decay_activation_of(Gate gate) {
@@ -47,4 +47,4 @@ const MixerPreset& mixer_preset(std::string_view name);
 // Returns the rule of a preset without its decay.
 DeltaRule rule_of(const MixerPreset& preset);
 
-}  // namespace efla::nn
+}  // namespace efla
