@@ -1,11 +1,14 @@
 # efla_test(NAME SOURCES a.cc … DEPENDS x … [HEADERS t] [WHOLE [SHARDS n]] [LABELS l …]): the GoogleTest program test_NAME,
-# compiled with the precompiled headers of the target t where one is named. Each of its
+# compiled with the precompiled headers of the target t where one is named; with the label fast where no other is given. Each of its
 # tests is one of ctest's, or all of them together with WHOLE (for programs that take long to start), or together in n parts
 # that can run at once (for programs that run long). Tests find the program under test
 # in EFLA_PROGRAM, the source tree in EFLA_SOURCE_DIR, and data sets beside the checkout in EFLA_SHARED_DATA.
 function(efla_test name)
   cmake_parse_arguments(ARG "WHOLE" "HEADERS;SHARDS" "SOURCES;DEPENDS;LABELS" ${ARGN})
   set(target test_${name})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS fast)
+  endif()
   add_executable(${target} ${ARG_SOURCES})
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${EFLA_WARNINGS}>")
   if(NOT EFLA_SANITIZE)  # whose preset says how

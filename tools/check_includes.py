@@ -134,7 +134,7 @@ GOOD = {
     "efla/serve/http/http.cc": "#include <boost/asio/post.hpp>\n",
     "efla/serve/local_engine.cc": "#include <torch/types.h>\n",
     "bench/stability.cc": '#include "experiments/stability/growth.h"\n',
-    "tests/unit/chunk_test.cc": '#include "efla/ref/delta.h"\n#include "tests/support/compare.h"\n',
+    "tests/ops/chunk_test.cc": '#include "efla/ref/delta.h"\n#include "tests/support/compare.h"\n',
 }
 BAD = {
     "efla/base/a.cc": '#include "efla/rule/problem.h"\n',

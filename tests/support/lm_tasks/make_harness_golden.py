@@ -5,7 +5,7 @@
 
 Needs lm_eval (0.4.13 made harness.json from the files beside this script) and no network. lm_eval's own task definitions
 and evaluator run; only their data sets are read from FOLDER, with the fields of the originals. OUT.json gets every
-request's strings and every score. tests/train/lm_benchmark_test.cc computes the same.
+request's strings and every score. tests/eval/lm_benchmark_test.cc computes the same.
 """
 
 import gzip

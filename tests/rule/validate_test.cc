@@ -1,6 +1,6 @@
 // Bad problems: each is named with what was got and what was expected, before anything is computed.
-#include "efla/base/text.h"
 #include "efla/rule/validate.h"
+#include "efla/base/text.h"
 
 #include <gtest/gtest.h>
 
