@@ -29,6 +29,13 @@ constexpr at::ScalarType scalar_type() {
   }
 }
 
+// Returns f(T{}), where T has the elements of a dtype: float or bfloat16, which the operators of layers take. Callers
+// allow no other dtype.
+template <class F>
+auto with_dtype(at::ScalarType dtype, F&& f) {
+  return dtype == at::kFloat ? f(float{}) : f(bfloat16{});
+}
+
 // Returns a view of the tensor's elements, which does not keep the tensor alive; a view without data for an undefined
 // tensor. T, which may be const, must be the tensor's dtype and Rank its rank: call check_tensor first.
 template <class T, int Rank>

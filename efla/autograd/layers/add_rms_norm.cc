@@ -41,11 +41,7 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
     const Tensor x = rows_of(given_x), branch = rows_of(given_branch.value_or(Tensor()));
     const Tensor sum = branch.defined() ? at::empty(x.sizes(), x.options()) : Tensor();
     const Tensor y = at::empty(x.sizes(), x.options().dtype(type));
-    if (type == at::kFloat) {
-      run_forward<float>(x, branch, weight, eps, sum, y);
-    } else {
-      run_forward<bfloat16>(x, branch, weight, eps, sum, y);
-    }
+    with_dtype(type, [&]<class T>(T) { run_forward<T>(x, branch, weight, eps, sum, y); });
     ctx->save_for_backward({branch.defined() ? sum : x, weight});
     ctx->set_materialize_grads(false);
     ctx->saved_data["eps"] = eps;
@@ -69,11 +65,7 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
     const Tensor dbranch = has_branch ? at::empty(sum.sizes(), dy.options()) : Tensor();
     const Tensor dweight = at::empty(weight.sizes(), weight.options());
     const double eps = ctx->saved_data["eps"].toDouble();
-    if (type == at::kFloat) {
-      run_backward<float>(sum, weight, eps, dy, dsum, dx, dbranch, dweight);
-    } else {
-      run_backward<bfloat16>(sum, weight, eps, dy, dsum, dx, dbranch, dweight);
-    }
+    with_dtype(type, [&]<class T>(T) { run_backward<T>(sum, weight, eps, dy, dsum, dx, dbranch, dweight); });
     return {dx.view(shape), has_branch ? dbranch.view(shape) : Tensor(), dweight, {}, {}};
   }
 };

@@ -44,10 +44,11 @@ Tensor composite(Tensor& logits, const Tensor& targets, const Tensor& share) {
 }
 
 Tensor losses_of(Tensor& logits, const Tensor& targets, const Tensor& share) {
-  const bool on_gpu = logits.is_cuda() && libtorch::has_gpu_kernels();
-  if (on_gpu && logits.scalar_type() == at::kFloat) return fused<float>(logits, targets, share);
-  if (on_gpu && logits.scalar_type() == at::kBFloat16) return fused<bfloat16>(logits, targets, share);
-  return composite(logits, targets, share);
+  const at::ScalarType dtype = logits.scalar_type();
+  const bool has_kernel =
+      logits.is_cuda() && libtorch::has_gpu_kernels() && (dtype == at::kFloat || dtype == at::kBFloat16);
+  if (!has_kernel) return composite(logits, targets, share);
+  return with_dtype(dtype, [&]<class T>(T) { return fused<T>(logits, targets, share); });
 }
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {

@@ -42,11 +42,8 @@ struct DecayGateFunction : torch::autograd::Function<DecayGateFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& given_z, const Tensor& bias, const Tensor& a_log,
                         std::int64_t activation, double bound) {
     const Tensor z = rows_of(given_z), g = at::empty(z.sizes(), z.options().dtype(at::kFloat));
-    if (z.scalar_type() == at::kFloat) {
-      run_gate<float>(z, bias, a_log, static_cast<DecayActivation>(activation), bound, g);
-    } else {
-      run_gate<bfloat16>(z, bias, a_log, static_cast<DecayActivation>(activation), bound, g);
-    }
+    with_dtype(z.scalar_type(),
+               [&]<class T>(T) { run_gate<T>(z, bias, a_log, static_cast<DecayActivation>(activation), bound, g); });
     ctx->save_for_backward({z, bias, a_log});
     ctx->saved_data["activation"] = activation;
     ctx->saved_data["bound"] = bound;
@@ -61,11 +58,8 @@ struct DecayGateFunction : torch::autograd::Function<DecayGateFunction> {
     const double bound = ctx->saved_data["bound"].toDouble();
     const Tensor dz = at::empty(z.sizes(), z.options());
     const Tensor dbias = at::empty(bias.sizes(), bias.options()), da_log = at::empty(a_log.sizes(), a_log.options());
-    if (z.scalar_type() == at::kFloat) {
-      run_gate<float>(z, bias, a_log, activation, bound, dg, dz, dbias, da_log);
-    } else {
-      run_gate<bfloat16>(z, bias, a_log, activation, bound, dg, dz, dbias, da_log);
-    }
+    with_dtype(z.scalar_type(),
+               [&]<class T>(T) { run_gate<T>(z, bias, a_log, activation, bound, dg, dz, dbias, da_log); });
     return {dz.view(grads[0].sizes()), dbias, da_log, {}, {}};
   }
 };

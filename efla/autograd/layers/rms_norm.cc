@@ -50,11 +50,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const Tensor weight = given_weight.value_or(Tensor());
     const Gated gated{given_gate ? rows_of(*given_gate) : Tensor(), static_cast<GateActivation>(activation)};
     const Tensor x = rows_of(x_any), y = at::empty(x.sizes(), x.options());
-    if (x.scalar_type() == at::kFloat) {
-      run_forward<float>(x, float_of(weight), eps, gated, y);
-    } else {
-      run_forward<bfloat16>(x, float_of(weight), eps, gated, y);
-    }
+    with_dtype(x.scalar_type(), [&]<class T>(T) { run_forward<T>(x, float_of(weight), eps, gated, y); });
     ctx->save_for_backward({x, weight, gated.gate});
     ctx->saved_data["activation"] = activation;
     ctx->saved_data["eps"] = eps;
@@ -70,11 +66,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const Tensor dgate = gated.gate.defined() ? at::empty(x.sizes(), x.options()) : Tensor();
     const double eps = ctx->saved_data["eps"].toDouble();
     const Tensor dweight = weight.defined() ? at::empty({x.size(1)}, x.options().dtype(at::kFloat)) : Tensor();
-    if (x.scalar_type() == at::kFloat) {
-      run_backward<float>(x, float_of(weight), eps, gated, dy, dx, dweight, dgate);
-    } else {
-      run_backward<bfloat16>(x, float_of(weight), eps, gated, dy, dx, dweight, dgate);
-    }
+    with_dtype(x.scalar_type(),
+               [&]<class T>(T) { run_backward<T>(x, float_of(weight), eps, gated, dy, dx, dweight, dgate); });
     return {dx.view(grads[0].sizes()),
             weight.defined() ? dweight.to(weight.scalar_type()) : Tensor(),
             dgate.defined() ? dgate.view(grads[0].sizes()) : Tensor(),

@@ -52,11 +52,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
     const std::int64_t channels = weight.size(0);
     const Tensor y = at::empty({x.size(0), x.size(1), channels}, x.options());
     const Tensor columns = x.narrow(2, 0, channels), taps = taps_of(weight);
-    if (x.scalar_type() == at::kFloat) {
-      run_forward<float>(columns, taps, cu_seqlens, y);
-    } else {
-      run_forward<bfloat16>(columns, taps, cu_seqlens, y);
-    }
+    with_dtype(x.scalar_type(), [&]<class T>(T) { run_forward<T>(columns, taps, cu_seqlens, y); });
     ctx->save_for_backward({x, weight, cu_seqlens});
     ctx->set_materialize_grads(false);
     return {y, x.narrow(2, channels, x.size(2) - channels).clone(at::MemoryFormat::Contiguous)};
@@ -71,11 +67,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
     const Tensor columns = x.narrow(2, 0, channels), dcolumns = dx.narrow(2, 0, channels);
     const Tensor dy = grads[0].defined() ? with_contiguous_rows(grads[0]) : at::zeros_like(columns);
     const Tensor dtaps = at::empty(taps.sizes(), taps.options());
-    if (x.scalar_type() == at::kFloat) {
-      run_backward<float>(columns, taps, saved[2], dy, dcolumns, dtaps);
-    } else {
-      run_backward<bfloat16>(columns, taps, saved[2], dy, dcolumns, dtaps);
-    }
+    with_dtype(x.scalar_type(), [&]<class T>(T) { run_backward<T>(columns, taps, saved[2], dy, dcolumns, dtaps); });
     Tensor tail = dx.narrow(2, channels, x.size(2) - channels);
     if (grads[1].defined()) {
       tail.copy_(grads[1]);

@@ -40,11 +40,7 @@ struct SwigluMlpFunction : torch::autograd::Function<SwigluMlpFunction> {
     const Tensor x = rows_of(given_x).to(type), to_gate = gate_weight.to(type), to_up = up_weight.to(type);
     const Tensor down = down_weight.to(type), gate = at::mm(x, to_gate.t()), up = at::mm(x, to_up.t());
     const Tensor h = at::empty(gate.sizes(), gate.options());
-    if (type == at::kFloat) {
-      swiglu_rows<float>(gate, up, h);
-    } else {
-      swiglu_rows<bfloat16>(gate, up, h);
-    }
+    with_dtype(type, [&]<class T>(T) { swiglu_rows<T>(gate, up, h); });
     ctx->save_for_backward({x, to_gate, to_up, down, gate, up});
     ctx->saved_data["weight_type"] = down_weight.scalar_type();
     auto shape = given_x.sizes().vec();
@@ -59,11 +55,7 @@ struct SwigluMlpFunction : torch::autograd::Function<SwigluMlpFunction> {
     const Tensor &x = saved[0], &to_gate = saved[1], &to_up = saved[2], &down = saved[3], &gate = saved[4];
     const Tensor &up = saved[5], dy = rows_of(grads[0]), dh = at::mm(dy, down), h = at::empty(dh.sizes(), dh.options());
     const Tensor dgate = at::empty(gate.sizes(), gate.options()), dup = at::empty(up.sizes(), up.options());
-    if (x.scalar_type() == at::kFloat) {
-      swiglu_rows<float>(gate, up, dh, dgate, dup, h);
-    } else {
-      swiglu_rows<bfloat16>(gate, up, dh, dgate, dup, h);
-    }
+    with_dtype(x.scalar_type(), [&]<class T>(T) { swiglu_rows<T>(gate, up, dh, dgate, dup, h); });
     Tensor dx = at::mm(dgate, to_gate);
     dx.addmm_(dup, to_up);
     auto shape = grads[0].sizes().vec();
