@@ -40,7 +40,7 @@ foreach(library IN LISTS libraries)
   endif()
   install(TARGETS ${library} EXPORT efla-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/efla/${name}
-    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE)
+    FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE PATTERN version.h EXCLUDE)
 
   get_target_property(linked ${library} INTERFACE_LINK_LIBRARIES)
   foreach(dependency IN LISTS linked)

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "bench/cuda/suite.h"
-#include "cli/version/version.h"
 #include "efla/base/error.h"
+#include "efla/base/version.h"
 #include "efla/cuda/device.h"
 
 namespace {
@@ -24,7 +24,7 @@ int report(int code, const std::string& message) {
 int main(int argc, char** argv) try {
   CLI::App program("Times the delta rule's kernels on a GPU; one JSON object per result.", "efla-bench-cuda");
   efla::bench::cuda::GpuOptions options;
-  options.commit = efla::cli::commit();
+  options.commit = efla::commit();
   program
       .add_option("--filter", options.filter,
                   "Only cases whose name contains this text, such as forward/gdn/d128 or decode/efla")

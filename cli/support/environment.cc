@@ -4,9 +4,9 @@
 #include <iterator>
 #include <string>
 
-#include "cli/version/version.h"
 #include "efla/base/shell_word.h"
 #include "efla/base/threads.h"
+#include "efla/base/version.h"
 #include "efla/cpu/common/target.h"
 #include "efla/ops/gpu.h"
 

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "cli/support/print.h"
-#include "cli/version/version.h"
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
 #include "efla/base/text.h"
+#include "efla/base/version.h"
 
 namespace efla::cli {
 

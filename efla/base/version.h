@@ -3,9 +3,9 @@
 
 #include <string_view>
 
-namespace efla::cli {
+namespace efla {
 
 std::string_view version();  // "0.1.0"
 std::string_view commit();   // git describe, with -dirty for a changed tree; "unknown" outside a git checkout
 
-}  // namespace efla::cli
+}  // namespace efla
