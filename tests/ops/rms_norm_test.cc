@@ -13,20 +13,13 @@
 #include "efla/cpu/common/target.h"
 #include "tests/support/delta_run.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/relative_error.h"
+#include "tests/support/tensor.h"
 
 namespace efla {
 namespace {
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
-
-template <class T>
-T to(double x) {
-  if constexpr (sizeof(T) == sizeof(bfloat16)) {
-    return to_bfloat16(static_cast<float>(x));
-  } else {
-    return static_cast<T>(x);
-  }
-}
 
 // [N, D] with rows further apart than D, filled with NaN.
 template <class T>
@@ -35,29 +28,15 @@ struct Rows {
   std::int64_t rows, columns, stride;
 
   Rows(std::int64_t n, std::int64_t d, std::int64_t padding)
-      : data(n * (d + padding), to<T>(kPoison)), rows(n), columns(d), stride(d + padding) {}
+      : data(n * (d + padding), test::rounded<T>(kPoison)), rows(n), columns(d), stride(d + padding) {}
   void randomise(Random& random) {
     for (std::int64_t row = 0; row < rows; ++row) {
       const double scale = std::exp(2 * random.normal());
-      for (std::int64_t c = 0; c < columns; ++c) data[row * stride + c] = to<T>(scale * random.normal());
+      for (std::int64_t c = 0; c < columns; ++c) data[row * stride + c] = test::rounded<T>(scale * random.normal());
     }
   }
   View<T, 2> view() { return {data.data(), {rows, columns}, {stride, 1}}; }
   double operator()(std::int64_t row, std::int64_t c) const { return to_float(data[row * stride + c]); }
-};
-
-// The root-mean-square distance of `got` from `expected` relative to the size of the terms that sum to `expected`;
-// infinite where one is not a number.
-struct RelativeError {
-  double difference = 0, size = 0;
-  void add(double got, double expected, double terms) {
-    difference += (got - expected) * (got - expected);
-    size += terms * terms;
-  }
-  double value() const {
-    const double error = std::sqrt(difference / size);
-    return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
-  }
 };
 
 template <class T>
@@ -90,7 +69,7 @@ void check(const std::string& implementation, std::int64_t n, std::int64_t d, bo
                                   << cpu::target_name());
   Case<T> p(n, d);
   p.run(2, weighted, implementation);
-  RelativeError y_error, dx_error, dweight_error;
+  test::RelativeError y_error, dx_error, dweight_error;
   std::vector<double> dweight(d), dweight_terms(d);
   for (std::int64_t row = 0; row < n; ++row) {
     double square = 0, dot = 0, dot_terms = 0;

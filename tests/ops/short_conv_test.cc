@@ -15,20 +15,13 @@
 #include "efla/cpu/common/target.h"
 #include "tests/support/delta_run.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/relative_error.h"
+#include "tests/support/tensor.h"
 
 namespace efla {
 namespace {
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
-
-template <class T>
-T to(double x) {
-  if constexpr (sizeof(T) == sizeof(bfloat16)) {
-    return to_bfloat16(static_cast<float>(x));
-  } else {
-    return static_cast<T>(x);
-  }
-}
 
 // [B, T, D] with rows further apart than D, filled with random numbers or with NaN.
 template <class T>
@@ -37,30 +30,16 @@ struct Activations {
   std::int64_t batch, tokens, channels, stride;
 
   Activations(std::int64_t b, std::int64_t t, std::int64_t d, std::int64_t padding)
-      : data(b * t * (d + padding), to<T>(kPoison)), batch(b), tokens(t), channels(d), stride(d + padding) {}
+      : data(b * t * (d + padding), test::rounded<T>(kPoison)), batch(b), tokens(t), channels(d), stride(d + padding) {}
   Activations& randomise(Random& random, double scale) {
     for (std::int64_t row = 0; row < batch * tokens; ++row) {
-      for (std::int64_t c = 0; c < channels; ++c) data[row * stride + c] = to<T>(scale * random.normal());
+      for (std::int64_t c = 0; c < channels; ++c) data[row * stride + c] = test::rounded<T>(scale * random.normal());
     }
     return *this;
   }
   View<T, 3> view() { return {data.data(), {batch, tokens, channels}, {tokens * stride, stride, 1}}; }
   double operator()(std::int64_t b, std::int64_t t, std::int64_t c) const {
     return t < 0 ? 0.0 : to_float(data[(b * tokens + t) * stride + c]);
-  }
-};
-
-// The root-mean-square distance of `got` from `expected` relative to the size of the terms that sum to `expected`;
-// infinite where one is not a number.
-struct RelativeError {
-  double difference = 0, size = 0;
-  void add(double got, double expected, double terms) {
-    difference += (got - expected) * (got - expected);
-    size += terms * terms;
-  }
-  double value() const {
-    const double error = std::sqrt(difference / size);
-    return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
   }
 };
 
@@ -106,7 +85,7 @@ void check(const std::string& implementation, std::int64_t b, std::int64_t t, st
   Case<T> p(b, t, d, w);
   p.run(2, implementation);
   std::vector<Sum> dx(b * t * d), dweight(d * w);
-  RelativeError y_error, dx_error, dweight_error;
+  test::RelativeError y_error, dx_error, dweight_error;
   for (std::int64_t i_b = 0; i_b < b; ++i_b) {
     for (std::int64_t i_t = 0; i_t < t; ++i_t) {
       for (std::int64_t c = 0; c < d; ++c) {
