@@ -230,6 +230,42 @@ TEST(Mixer, OptionsAreTheirEquations) {
   }
 }
 
+TEST(MixerPlan, HasTheProjectionsOfTheModuleSideBySide) {
+  for (const auto& preset : mixer_presets()) {
+    for (const auto gate : {OutputGate::none, OutputGate::silu, OutputGate::sigmoid}) {
+      SCOPED_TRACE(std::string(preset.name) + " gate " + std::to_string(static_cast<int>(gate)));
+      const MixerConfig config{.mixer = std::string(preset.name),
+                               .hidden = 24,
+                               .heads = 2,
+                               .value_heads = preset.softmax ? 2 : 4,
+                               .output_gate = gate};
+      const MixerPlan plan(config);
+      auto p = parameters_of(Mixer(config, Initialiser(1)));
+      std::int64_t columns = 0;
+      for (const auto& projection : plan.projections) {
+        EXPECT_EQ(projection.columns.first, columns) << projection.name;
+        columns += projection.columns.count;
+        EXPECT_EQ(p.at(projection.name + ".weight").sizes(), at::IntArrayRef({projection.columns.count, 24}));
+        p.erase(projection.name + ".weight");
+      }
+      for (const auto& [name, tensor] : p) {
+        EXPECT_TRUE(tensor.dim() != 2 || name.ends_with("proj.1.weight") || name == "o_proj.weight") << name;
+      }
+      EXPECT_EQ(plan.joint().size(), plan.projections.size() - (gate == OutputGate::silu ? 1 : 0));
+      EXPECT_EQ(plan.projections.back().name == "g_proj", gate == OutputGate::silu);
+    }
+  }
+}
+
+TEST(MixerPlan, NamesWhatInferenceDoesNotSupport) {
+  const auto refusal = [](const MixerConfig& config) { return MixerPlan(config).refusal(); };
+  EXPECT_EQ(refusal({}), "");
+  EXPECT_EQ(refusal({.mixer = "softmax"}), "layers of softmax attention");
+  EXPECT_EQ(refusal({.conv = 0}), "a mixer without short convolution");
+  EXPECT_EQ(refusal({.qk_activation = "relu"}), "the activation relu");
+  EXPECT_EQ(refusal({.mixer = "deltanet", .qk_sum_norm = true}), "qk_norm sum");
+}
+
 TEST(Mixer, SumsOfZerosDivideNothing) {
   MixerConfig config{.mixer = "deltanet", .hidden = 32, .heads = 2};
   config.qk_activation = "relu";

@@ -54,7 +54,7 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
       identity_(std::make_shared<Identity>()),
       weights_(weights),
       drawable_(drawable),
-      mixer_(model.config()) {
+      plan_(model.config().mixer_config()) {
   if (weights == WeightType::int8) throw Error("model", "weights", "int8 on a GPU", "float32 or bfloat16");
   const torch::NoGradGuard no_grad;
   const auto named = model.named_parameters();
@@ -84,7 +84,7 @@ Tensor GpuDecoder::packed(const std::vector<Tensor>& parts) const {
 }
 
 GpuDecoder::Layer GpuDecoder::packed_layer(std::int64_t index) const {
-  Layer layer{LayerParameters(model_, mixer_, index)};
+  Layer layer{LayerParameters(model_, plan_, index)};
   const auto& from = layer.from;
   layer.gate_up = packed({from.gate, from.up});
   layer.down = packed({from.down});
@@ -100,31 +100,34 @@ GpuDecoder::Projected GpuDecoder::project(const Layer& layer, const Tensor& x) c
   const auto& from = layer.from;
   Projected projected{
       autograd::fused_linear(x, layer.in, {.norm_weight = from.attn_norm, .norm_eps = model_.config().norm_eps})};
-  const auto second = [&](std::int64_t first, const Tensor& weight) {
-    return weight.defined() ? autograd::fused_linear(projected.all.narrow(1, first, weight.size(1)), weight) : Tensor();
+  const auto second = [&](const Columns& columns, const Tensor& weight) {
+    return weight.defined() ? autograd::fused_linear(projected.all.narrow(1, columns.first, columns.count), weight)
+                            : Tensor();
   };
-  projected.decay = second(from.f, layer.f_out);
-  projected.gate = second(from.g, layer.g_out);
+  projected.decay = second(plan_.f, layer.f_out);
+  projected.gate = second(plan_.g, layer.g_out);
   return projected;
 }
 
 GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projected, const MixerState& state) const {
   const auto& from = layer.from;
-  const auto& config = mixer_.config;
-  const std::int64_t batch = projected.all.size(0), heads = config.value_heads;
-  const auto columns = [&](std::int64_t first, std::int64_t count) { return projected.all.narrow(1, first, count); };
+  const auto& config = plan_.config;
+  const std::int64_t batch = projected.all.size(0);
+  const auto columns = [&](const Columns& own) {
+    return view_of<const float, 2>(projected.all.narrow(1, own.first, own.count));
+  };
   Step step;
   MixerStep& p = step.problem;
-  p.shape = {batch, 1, config.heads, heads, config.key_dim, config.value_dim};
-  p.rule = mixer_.rule;
-  p.qkv = view_of<const float, 2>(columns(0, mixer_.channels));
+  p.shape = {batch, 1, config.heads, config.value_heads, config.key_dim, config.value_dim};
+  p.rule = plan_.rule;
+  p.qkv = columns({0, plan_.channels()});
   p.taps = view_of<const float, 2>(from.taps);
-  p.beta_activation = from.b < 0 ? BetaActivation::one : mixer_.preset.beta;
-  if (from.b >= 0) p.beta = view_of<const float, 2>(columns(from.b, heads));
+  p.beta_activation = plan_.b ? plan_.preset.beta : BetaActivation::one;
+  if (plan_.b) p.beta = columns(plan_.b);
   p.beta_factor = view_of<const float, 1>(from.beta_factor);
-  if (mixer_.gate != Gate::none) {
-    p.decay = view_of<const float, 2>(from.a >= 0 ? columns(from.a, heads) : projected.decay);
-    p.decay_activation = decay_activation_of(mixer_.gate);
+  if (plan_.gate != Gate::none) {
+    p.decay = plan_.a ? columns(plan_.a) : view_of<const float, 2>(projected.decay);
+    p.decay_activation = decay_activation_of(plan_.gate);
     p.rate = view_of<const float, 1>(from.rate);
     p.decay_bias = view_of<const float, 1>(from.dt_bias);
     p.bound = static_cast<float>(config.lower_bound.value_or(kGateLowerBound));
@@ -133,13 +136,13 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projec
   p.norm_eps = static_cast<float>(config.norm_eps);
   if (config.output_gate != OutputGate::none) {
     const bool low_rank = config.output_gate == OutputGate::sigmoid;
-    p.gate = view_of<const float, 2>(low_rank ? projected.gate : columns(from.g, mixer_.values));
+    p.gate = low_rank ? view_of<const float, 2>(projected.gate) : columns(plan_.g);
     p.gate_bias = view_of<const float, 1>(from.gate_bias);
     p.gate_activation = low_rank ? GateActivation::sigmoid : GateActivation::silu;
   }
   p.history = view_of<float, 3>(state.conv);
   p.states = view_of<float, 4>(state.memory);
-  step.o = torch::empty({batch, mixer_.values}, projected.all.options());
+  step.o = torch::empty({batch, plan_.values()}, projected.all.options());
   p.o = view_of<float, 2>(step.o);
   return step;
 }

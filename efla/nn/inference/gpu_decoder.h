@@ -76,7 +76,7 @@ class GpuDecoder {
   std::shared_ptr<const Identity> identity_;  // marks caches of this decoder; unique as long as such a cache exists
   WeightType weights_;
   std::int64_t drawable_;
-  MixerShape mixer_;
+  MixerPlan plan_;
   torch::Tensor embeddings_, norm_, head_;
   std::vector<Layer> layers_;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "efla/nn/inference/inference_layers.h"
+#include "efla/nn/inference/mixer_problem.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/layers/glu.h"
 #include "efla/ops/layers/short_conv.h"
@@ -26,28 +27,28 @@ void for_each_row(std::int64_t rows, ThreadPool& pool, F&& f) {
 // Computes beta [R, HV] and, with a gate, decay [R, HV] or [R, HV·K] from the projections.
 void InferenceModel::compute_gates(const Layer& layer, ThreadPool& pool) {
   auto& own = *buffers_;
-  const std::int64_t heads = mixer_.config.value_heads, dim = mixer_.config.key_dim;
+  const std::int64_t heads = plan_.config.value_heads, dim = plan_.config.key_dim;
   const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
   const View<float, 2> beta = own.beta.rows(own.rows, heads);
-  const bool by_channel = mixer_.gate == Gate::channel || mixer_.gate == Gate::safe_channel;
+  const bool by_channel = is_by_channel(plan_.gate);
   const View<float, 2> decay = own.decay.rows(own.rows, by_channel ? heads * dim : heads);
-  if (layer.f >= 0) layer.f_out.apply(columns_of(projected, layer.f, mixer_.config.value_dim), decay, pool);
-  const float bound = static_cast<float>(mixer_.config.lower_bound.value_or(kGateLowerBound));
+  if (plan_.f) layer.f_out.apply(columns_of(projected, plan_.f), decay, pool);
+  const float bound = static_cast<float>(plan_.config.lower_bound.value_or(kGateLowerBound));
   for_each_row(own.rows, pool, [&](std::int64_t row) {
     for (std::int64_t h = 0; h < heads; ++h) {
       float value = 1.0F;
-      if (layer.b >= 0) {
-        const float b = projected(row, layer.b + h);
-        value = mixer_.preset.beta == BetaActivation::sigmoid ? sigmoid(b) : softplus(b);
+      if (plan_.b) {
+        const float b = projected(row, plan_.b.first + h);
+        value = plan_.preset.beta == BetaActivation::sigmoid ? sigmoid(b) : softplus(b);
       }
       beta(row, h) = value * layer.beta_factor[static_cast<std::size_t>(h)];
     }
-    if (mixer_.gate == Gate::none) return;
+    if (plan_.gate == Gate::none) return;
     for (std::int64_t c = 0; c < decay.extent[1]; ++c) {
       const float rate = layer.rate[static_cast<std::size_t>(by_channel ? c / dim : c)];
       const float z =
-          (by_channel ? decay(row, c) : projected(row, layer.a + c)) + layer.dt_bias[static_cast<std::size_t>(c)];
-      decay(row, c) = mixer_.gate == Gate::safe_channel ? bound * sigmoid(rate * z) : -rate * softplus(z);
+          (by_channel ? decay(row, c) : projected(row, plan_.a.first + c)) + layer.dt_bias[static_cast<std::size_t>(c)];
+      decay(row, c) = plan_.gate == Gate::safe_channel ? bound * sigmoid(rate * z) : -rate * softplus(z);
     }
   });
 }
@@ -57,12 +58,12 @@ void InferenceModel::compute_gates(const Layer& layer, ThreadPool& pool) {
 // not read.
 void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   auto& own = *buffers_;
-  const std::int64_t kept = mixer_.config.conv - 1, count = static_cast<std::int64_t>(runs.size());
+  const std::int64_t kept = plan_.config.conv - 1, count = static_cast<std::int64_t>(runs.size());
   const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  const View<float, 2> window = own.window.rows(own.rows + count * kept, mixer_.channels);
-  const View<float, 2> mixed = own.mixed.rows(own.rows + count * kept, mixer_.channels);
+  const View<float, 2> window = own.window.rows(own.rows + count * kept, plan_.channels());
+  const View<float, 2> mixed = own.mixed.rows(own.rows + count * kept, plan_.channels());
   const auto bytes = [&](std::int64_t rows) {
-    return static_cast<std::size_t>(rows * mixer_.channels) * sizeof(float);
+    return static_cast<std::size_t>(rows * plan_.channels()) * sizeof(float);
   };
   const auto first_conv = static_cast<std::size_t>((&layer - layers_.data()) * layer_floats_ + memory_floats_);
   std::int64_t row = 0, at = 0;
@@ -78,15 +79,15 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
   }
   const auto part = [&](std::int64_t first, std::int64_t tokens) {
     ShortConvForward<float> p;
-    p.x = View<const float, 3>::contiguous(window.at(first), {1, tokens, mixer_.channels});
-    p.weight = View<const float, 2>::contiguous(layer.taps.data(), {mixer_.channels, mixer_.config.conv});
-    p.y = View<float, 3>::contiguous(mixed.at(first), {1, tokens, mixer_.channels});
+    p.x = View<const float, 3>::contiguous(window.at(first), {1, tokens, plan_.channels()});
+    p.weight = View<const float, 2>::contiguous(layer.taps.data(), {plan_.channels(), plan_.config.conv});
+    p.y = View<float, 3>::contiguous(mixed.at(first), {1, tokens, plan_.channels()});
     short_conv_forward(p, {.context = {.pool = &pool}});
   };
   // All decoded tokens form one sequence of W rows per token. The output of a token is in the last of its rows, which
   // depends only on these rows.
-  if (own.decodes > 0) part(0, own.decodes * mixer_.config.conv);
-  at = own.decodes * mixer_.config.conv;
+  if (own.decodes > 0) part(0, own.decodes * plan_.config.conv);
+  at = own.decodes * plan_.config.conv;
   for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
     part(at, kept + run.tokens);
     at += kept + run.tokens;
@@ -99,33 +100,20 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
 void InferenceModel::recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory,
                                   ThreadPool& pool) {
   auto& own = *buffers_;
-  const std::int64_t keys = mixer_.config.heads * mixer_.config.key_dim, heads = mixer_.config.value_heads;
-  const std::array<std::int64_t, 4> state_shape{1, heads, mixer_.config.key_dim, mixer_.config.value_dim};
-  const std::int64_t g_columns = mixer_.rule.decay == Decay::channel ? mixer_.config.key_dim : 1;
-  const auto heads_of = [&](const float* first, std::int64_t tokens, std::int64_t count, std::int64_t dim) {
-    return View<const float, 4>{first, {1, tokens, count, dim}, {tokens * mixer_.channels, mixer_.channels, dim, 1}};
-  };
   for (std::int64_t done = 0; done < run.tokens;) {
     const std::int64_t begin = run.begin + done, end = run.begin + run.tokens;
     const std::int64_t whole = end / kCutTokens * kCutTokens, next = (begin / kCutTokens + 1) * kCutTokens;
     const std::int64_t stop = begin % kCutTokens != 0 ? std::min(next, end) : begin < whole ? whole : end;
     const std::int64_t tokens = stop - begin;
-    const float* first = qkv + done * mixer_.channels;
-    DeltaForward<float> p;
-    p.shape = {1, tokens, mixer_.config.heads, heads, mixer_.config.key_dim, mixer_.config.value_dim};
-    p.rule = mixer_.rule;
-    p.q = heads_of(first, tokens, mixer_.config.heads, mixer_.config.key_dim);
-    p.k = heads_of(first + keys, tokens, mixer_.config.heads, mixer_.config.key_dim);
-    p.v = heads_of(first + 2 * keys, tokens, heads, mixer_.config.value_dim);
-    p.beta = View<const float, 3>::contiguous(own.beta.data() + (row + done) * heads, {1, tokens, heads});
-    if (mixer_.rule.decay != Decay::none) {
-      p.g = View<const float, 4>::contiguous(own.decay.data() + (row + done) * heads * g_columns,
-                                             {1, tokens, heads, g_columns});
-    }
-    p.initial_state = View<const float, 4>::contiguous(memory.data(), state_shape);
-    p.o = View<float, 4>::contiguous(own.o.data() + (row + done) * mixer_.values,
-                                     {1, tokens, heads, mixer_.config.value_dim});
-    p.final_state = View<float, 4>::contiguous(own.final_state.rows(1, memory_floats_).data, state_shape);
+    auto p =
+        mixer_problem<DeltaForward<float>>(plan_, {.tokens = tokens,
+                                                   .qkv = qkv + done * plan_.channels(),
+                                                   .text_stride = tokens * plan_.channels(),
+                                                   .beta = own.beta.data() + (row + done) * plan_.config.value_heads,
+                                                   .decay = own.decay.data() + (row + done) * plan_.decays(),
+                                                   .o = own.o.data() + (row + done) * plan_.values()});
+    p.initial_state = states_view(plan_, memory.data(), 1);
+    p.final_state = states_view(plan_, own.final_state.rows(1, memory_floats_).data, 1);
     delta_forward(p, {.context = {.pool = &pool}});
     std::copy_n(own.final_state.data(), memory_floats_, memory.data());
     done += tokens;
@@ -136,36 +124,24 @@ void InferenceModel::recur_prompt(const TextRun& run, std::int64_t row, const fl
 // other.
 void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   auto& own = *buffers_;
-  const std::int64_t keys = mixer_.config.heads * mixer_.config.key_dim, heads = mixer_.config.value_heads,
-                     kept = mixer_.config.conv - 1;
+  const std::int64_t kept = plan_.config.conv - 1, channels = plan_.channels();
   const std::int64_t layer_first = (&layer - layers_.data()) * layer_floats_;
-  own.o.rows(own.rows, mixer_.values);
+  own.o.rows(own.rows, plan_.values());
   if (own.decodes > 0) {
     std::vector<std::int64_t> slots;
     for (const auto& run : runs.first(static_cast<std::size_t>(own.decodes))) slots.push_back(run.slot);
-    const std::int64_t n = own.decodes, row = mixer_.config.conv * mixer_.channels;
-    const std::int64_t g_columns = mixer_.rule.decay == Decay::channel ? mixer_.config.key_dim : 1;
-    const float* qkv = own.mixed.data() + kept * mixer_.channels;
-    const auto heads_of = [&](const float* first, std::int64_t count, std::int64_t dim) {
-      return View<const float, 4>{first, {n, 1, count, dim}, {row, mixer_.channels, dim, 1}};
-    };
-    DeltaSteps<float> p;
-    p.shape = {n, 1, mixer_.config.heads, heads, mixer_.config.key_dim, mixer_.config.value_dim};
-    p.rule = mixer_.rule;
-    p.q = heads_of(qkv, mixer_.config.heads, mixer_.config.key_dim);
-    p.k = heads_of(qkv + keys, mixer_.config.heads, mixer_.config.key_dim);
-    p.v = heads_of(qkv + 2 * keys, heads, mixer_.config.value_dim);
-    p.beta = View<const float, 3>::contiguous(own.beta.data(), {n, 1, heads});
-    if (mixer_.rule.decay != Decay::none)
-      p.g = View<const float, 4>::contiguous(own.decay.data(), {n, 1, heads, g_columns});
-    p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {n});
-    p.states = View<float, 4>::contiguous(states.slot(0).data() + layer_first,
-                                          {states.slots(), heads, mixer_.config.key_dim, mixer_.config.value_dim});
+    auto p = mixer_problem<DeltaSteps<float>>(plan_, {.texts = own.decodes,
+                                                      .qkv = own.mixed.data() + kept * channels,
+                                                      .text_stride = plan_.config.conv * channels,
+                                                      .beta = own.beta.data(),
+                                                      .decay = own.decay.data(),
+                                                      .o = own.o.data()});
+    p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {own.decodes});
+    p.states = states_view(plan_, states.slot(0).data() + layer_first, states.slots());
     p.states.stride[0] = static_cast<std::int64_t>(state_floats_);
-    p.o = View<float, 4>::contiguous(own.o.data(), {n, 1, heads, mixer_.config.value_dim});
     delta_steps(p, {.context = {.pool = &pool}});
   }
-  std::int64_t row = own.decodes, at = own.decodes * mixer_.config.conv;
+  std::int64_t row = own.decodes, at = own.decodes * plan_.config.conv;
   std::size_t draft = 0;
   for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
     const auto memory =
@@ -175,9 +151,9 @@ void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, St
       keep_draft(kept_draft, row, at);
       const std::span<float> tried(own.final_state.rows(1, memory_floats_).data, memory.size());
       std::copy(memory.begin(), memory.end(), tried.begin());
-      recur_draft(kept_draft, &layer - layers_.data(), run.tokens, tried, own.o.data() + row * mixer_.values, pool);
+      recur_draft(kept_draft, &layer - layers_.data(), run.tokens, tried, own.o.data() + row * plan_.values(), pool);
     } else {
-      recur_prompt(run, row, own.mixed.data() + (at + kept) * mixer_.channels, memory, pool);
+      recur_prompt(run, row, own.mixed.data() + (at + kept) * plan_.channels(), memory, pool);
     }
     row += run.tokens;
     at += kept + run.tokens;
@@ -188,57 +164,43 @@ void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, St
 // first row in window and mixed.
 void InferenceModel::keep_draft(Draft& draft, std::int64_t row, std::int64_t at) {
   auto& own = *buffers_;
-  const std::int64_t tokens = draft.run.tokens, heads = mixer_.config.value_heads;
+  const std::int64_t tokens = draft.run.tokens, heads = plan_.config.value_heads;
   const auto append = [](Vector& to, const float* first, std::int64_t count) {
     to.insert(to.end(), first, first + count);
   };
-  const std::int64_t floats = (mixer_.config.conv - 1 + tokens) * mixer_.channels;
-  append(draft.window, own.window.data() + at * mixer_.channels, floats);
-  append(draft.mixed, own.mixed.data() + at * mixer_.channels, floats);
+  const std::int64_t floats = (plan_.config.conv - 1 + tokens) * plan_.channels();
+  append(draft.window, own.window.data() + at * plan_.channels(), floats);
+  append(draft.mixed, own.mixed.data() + at * plan_.channels(), floats);
   append(draft.beta, own.beta.data() + row * heads, tokens * heads);
-  if (mixer_.rule.decay == Decay::none) return;
-  const std::int64_t columns = mixer_.rule.decay == Decay::channel ? heads * mixer_.config.key_dim : heads;
-  append(draft.decay, own.decay.data() + row * columns, tokens * columns);
+  append(draft.decay, own.decay.data() + row * plan_.decays(), tokens * plan_.decays());
 }
 
 // Computes the recurrence of the first tokens of a draft in one layer, and updates `memory`.
 void InferenceModel::recur_draft(const Draft& draft, std::int64_t layer, std::int64_t tokens, std::span<float> memory,
                                  float* o, ThreadPool& pool) {
-  const std::int64_t keys = mixer_.config.heads * mixer_.config.key_dim, heads = mixer_.config.value_heads,
-                     all = draft.run.tokens;
-  const float* qkv =
-      draft.mixed.data() + (layer * (mixer_.config.conv - 1 + all) + mixer_.config.conv - 1) * mixer_.channels;
-  const auto heads_of = [&](const float* first, std::int64_t count, std::int64_t dim) {
-    return View<const float, 4>{first, {1, tokens, count, dim}, {tokens * mixer_.channels, mixer_.channels, dim, 1}};
-  };
-  DeltaSteps<float> p;
-  p.shape = {1, tokens, mixer_.config.heads, heads, mixer_.config.key_dim, mixer_.config.value_dim};
-  p.rule = mixer_.rule;
-  p.q = heads_of(qkv, mixer_.config.heads, mixer_.config.key_dim);
-  p.k = heads_of(qkv + keys, mixer_.config.heads, mixer_.config.key_dim);
-  p.v = heads_of(qkv + 2 * keys, heads, mixer_.config.value_dim);
-  p.beta = View<const float, 3>::contiguous(draft.beta.data() + layer * all * heads, {1, tokens, heads});
-  if (mixer_.rule.decay != Decay::none) {
-    const std::int64_t g_columns = mixer_.rule.decay == Decay::channel ? mixer_.config.key_dim : 1;
-    p.g = View<const float, 4>::contiguous(draft.decay.data() + layer * all * heads * g_columns,
-                                           {1, tokens, heads, g_columns});
-  }
-  p.states = View<float, 4>::contiguous(memory.data(), {1, heads, mixer_.config.key_dim, mixer_.config.value_dim});
-  p.o = View<float, 4>::contiguous(o, {1, tokens, heads, mixer_.config.value_dim});
+  const std::int64_t all = draft.run.tokens, kept = plan_.config.conv - 1;
+  auto p = mixer_problem<DeltaSteps<float>>(
+      plan_, {.tokens = tokens,
+              .qkv = draft.mixed.data() + (layer * (kept + all) + kept) * plan_.channels(),
+              .text_stride = tokens * plan_.channels(),
+              .beta = draft.beta.data() + layer * all * plan_.config.value_heads,
+              .decay = draft.decay.data() + layer * all * plan_.decays(),
+              .o = o});
+  p.states = states_view(plan_, memory.data(), 1);
   delta_steps(p, {.context = {.pool = &pool}});
 }
 
 void InferenceModel::accept(const Draft& draft, std::int64_t tokens, StatePool& states, ThreadPool& pool) {
   auto& own = *buffers_;
-  const std::int64_t rows = mixer_.config.conv - 1;
+  const std::int64_t rows = plan_.config.conv - 1;
   for (std::int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const auto slot =
         states.slot(draft.run.slot)
             .subspan(static_cast<std::size_t>(layer * layer_floats_), static_cast<std::size_t>(layer_floats_));
     recur_draft(draft, layer, tokens, slot.first(static_cast<std::size_t>(memory_floats_)),
-                own.o.rows(tokens, mixer_.values).data, pool);
-    std::copy_n(draft.window.begin() + (layer * (rows + draft.run.tokens) + tokens) * mixer_.channels,
-                rows * mixer_.channels, slot.begin() + memory_floats_);
+                own.o.rows(tokens, plan_.values()).data, pool);
+    std::copy_n(draft.window.begin() + (layer * (rows + draft.run.tokens) + tokens) * plan_.channels(),
+                rows * plan_.channels(), slot.begin() + memory_floats_);
   }
 }
 
@@ -251,19 +213,19 @@ void InferenceModel::mix(const Layer& layer, std::span<const TextRun> runs, Stat
   convolve(layer, runs, states, pool);
   compute_gates(layer, pool);
   recur(layer, runs, states, pool);
-  const View<float, 2> o = own.o.rows(own.rows, mixer_.values);
-  if (mixer_.config.output_norm) {
+  const View<float, 2> o = own.o.rows(own.rows, plan_.values());
+  if (plan_.config.output_norm) {
     const auto heads =
-        View<float, 2>::contiguous(o.data, {own.rows * mixer_.config.value_heads, mixer_.config.value_dim});
-    norm(heads, layer.o_norm, mixer_.config.norm_eps, heads, pool);
+        View<float, 2>::contiguous(o.data, {own.rows * plan_.config.value_heads, plan_.config.value_dim});
+    norm(heads, layer.o_norm, plan_.config.norm_eps, heads, pool);
   }
-  if (mixer_.config.output_gate == OutputGate::silu) {
-    glu_forward<float>({columns_of(projected, layer.g, mixer_.values), o, o}, {.context = {.pool = &pool}});
-  } else if (mixer_.config.output_gate == OutputGate::sigmoid) {
-    const View<float, 2> gate = own.gate.rows(own.rows, mixer_.values);
-    layer.g_out.apply(columns_of(projected, layer.g, mixer_.config.value_dim), gate, pool);
+  if (plan_.config.output_gate == OutputGate::silu) {
+    glu_forward<float>({columns_of(projected, plan_.g), o, o}, {.context = {.pool = &pool}});
+  } else if (plan_.config.output_gate == OutputGate::sigmoid) {
+    const View<float, 2> gate = own.gate.rows(own.rows, plan_.values());
+    layer.g_out.apply(columns_of(projected, plan_.g), gate, pool);
     for (std::int64_t row = 0; row < own.rows; ++row) {
-      for (std::int64_t c = 0; c < mixer_.values; ++c) gate(row, c) += layer.gate_bias[static_cast<std::size_t>(c)];
+      for (std::int64_t c = 0; c < plan_.values(); ++c) gate(row, c) += layer.gate_bias[static_cast<std::size_t>(c)];
     }
     glu_forward<float>({gate, o, o, GateActivation::sigmoid}, {.context = {.pool = &pool}});
   }

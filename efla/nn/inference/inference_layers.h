@@ -15,9 +15,9 @@ namespace efla::nn {
 
 using Vector = std::vector<float>;
 
-inline View<float, 2> columns_of(View<float, 2> view, std::int64_t begin, std::int64_t count) {
-  view.data += begin;
-  view.extent[1] = count;
+inline View<float, 2> columns_of(View<float, 2> view, const Columns& columns) {
+  view.data += columns.first;
+  view.extent[1] = columns.count;
   return view;
 }
 
@@ -35,9 +35,8 @@ struct InferenceModel::Layer {
   Vector beta_factor;    // [HV]: beta_scale · softplus(α)
   Vector rate, dt_bias;  // of the decay, by autograd::decay_rate: [HV]; [HV] or [HV·K]
   Vector gate_bias;      // of the sigmoid gate [HV·V]
-  PackedWeight in;       // q, k, v and, where they exist, b, a, the decay's low rank f and the gate g
+  PackedWeight in;       // of MixerPlan::projections
   PackedWeight f_out, g_out, o_proj, gate_up, down;
-  std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
 };
 
 // The results of the layers of one call, one row per token.

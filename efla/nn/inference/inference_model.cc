@@ -32,16 +32,16 @@ StatePool::StatePool(std::int64_t slots, std::size_t slot_floats)
       data_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(slots) * slot_floats)) {}
 
 std::string InferenceModel::refusal(const LanguageModelConfig& config) {
-  return config.attention_layers.empty() ? MixerShape(config).refusal() : "layers of softmax attention";
+  return config.attention_layers.empty() ? MixerPlan(config.mixer_config()).refusal() : "layers of softmax attention";
 }
 
 InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
-    : config_(model.config()), mixer_(config_), buffers_(std::make_unique<Buffers>()) {
+    : config_(model.config()), plan_(config_.mixer_config()), buffers_(std::make_unique<Buffers>()) {
   if (const auto reason = refusal(config_); !reason.empty()) {
     throw Error("inference", "model", reason, "a state of constant size, and short convolutions with silu");
   }
-  memory_floats_ = mixer_.values * mixer_.config.key_dim;
-  layer_floats_ = memory_floats_ + (mixer_.config.conv - 1) * mixer_.channels;
+  memory_floats_ = plan_.values() * plan_.config.key_dim;
+  layer_floats_ = memory_floats_ + (plan_.config.conv - 1) * plan_.channels();
   state_floats_ = static_cast<std::size_t>(config_.num_hidden_layers * layer_floats_);
 
   const auto named = model.named_parameters();
@@ -49,7 +49,7 @@ InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
   if (!config_.tie_word_embeddings) embeddings_ = named["model.embeddings.weight"].detach().contiguous();
   head_ = PackedWeight({model.head()}, weights);
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    layers_.push_back(packed(LayerParameters(model, mixer_, i), weights));
+    layers_.push_back(packed(LayerParameters(model, plan_, i), weights));
   }
 }
 
@@ -65,10 +65,6 @@ InferenceModel::Layer InferenceModel::packed(const LayerParameters& from, Weight
   layer.rate = values_of(from.rate);
   layer.dt_bias = values_of(from.dt_bias);
   layer.gate_bias = values_of(from.gate_bias);
-  layer.b = from.b;
-  layer.a = from.a;
-  layer.f = from.f;
-  layer.g = from.g;
   layer.in = PackedWeight(from.in, weights);
   if (from.f_out.defined()) layer.f_out = PackedWeight({from.f_out}, weights);
   if (from.g_out.defined()) layer.g_out = PackedWeight({from.g_out}, weights);
@@ -94,11 +90,11 @@ std::vector<StatePart> InferenceModel::state_parts() const {
     const auto first = static_cast<std::size_t>(i * layer_floats_), memory = static_cast<std::size_t>(memory_floats_);
     const std::string prefix = "layers." + std::to_string(i) + ".";
     parts.push_back({prefix + "memory",
-                     {1, mixer_.config.value_heads, mixer_.config.key_dim, mixer_.config.value_dim},
+                     {1, plan_.config.value_heads, plan_.config.key_dim, plan_.config.value_dim},
                      first,
                      memory});
     parts.push_back({prefix + "conv",
-                     {1, mixer_.config.conv - 1, mixer_.channels},
+                     {1, plan_.config.conv - 1, plan_.channels()},
                      first + memory,
                      static_cast<std::size_t>(layer_floats_ - memory_floats_)});
   }
@@ -157,7 +153,7 @@ void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const 
     norm(x, layer.mlp_norm, config_.norm_eps, normed, pool);
     const View<float, 2> both = own.inner.rows(own.rows, 2 * inner), product = own.product.rows(own.rows, inner);
     layer.gate_up.apply(normed, both, pool);
-    glu_forward<float>({columns_of(both, 0, inner), columns_of(both, inner, inner), product},
+    glu_forward<float>({columns_of(both, {0, inner}), columns_of(both, {inner, inner}), product},
                        {.context = {.pool = &pool}});
     layer.down.apply(product, normed, pool);
     add(x, normed);

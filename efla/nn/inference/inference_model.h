@@ -112,7 +112,7 @@ class InferenceModel {
                    ThreadPool& pool);
 
   LanguageModelConfig config_;
-  MixerShape mixer_;
+  MixerPlan plan_;
   std::int64_t memory_floats_, layer_floats_;
   std::size_t state_floats_;
   std::vector<float> norm_;

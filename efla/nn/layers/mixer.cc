@@ -13,14 +13,11 @@
 #include "efla/autograd/layers/short_conv.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
-#include "efla/rule/short_conv.h"
 
 namespace efla::nn {
 namespace {
 
 using torch::Tensor;
-
-constexpr std::int64_t kMaxMixerWidth = 1 << 16;
 
 // GPUs multiply matrices fastest if the length of rows is a multiple of 16 bytes, which are 8 bfloat16 numbers.
 constexpr std::int64_t kColumns = 8;
@@ -47,23 +44,6 @@ Tensor initial_dt_bias(const Initialiser& init, std::int64_t count) {
   const auto unit = 0.5 + 0.5 * init.uniform("dt_bias", {count}, 1.0);
   const auto dt = torch::exp(std::log(1e-3) + unit * (std::log(1e-1) - std::log(1e-3))).clamp_min(1e-4);
   return dt + torch::log(-torch::expm1(-dt));
-}
-
-// Replaces sizes that are 0 by their defaults.
-MixerConfig completed(MixerConfig config) {
-  const Require require("mixer");
-  if (config.value_heads == 0) config.value_heads = config.heads;
-  for (auto* size : {&config.key_dim, &config.value_dim}) {
-    if (*size != 0) continue;
-    require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", config.heads,
-            "a divisor of hidden, " + std::to_string(config.hidden));
-    *size = config.hidden / config.heads;
-  }
-  return config;
-}
-
-Gate gate_of(const MixerConfig& config, const MixerPreset& preset) {
-  return config.lower_bound ? Gate::safe_channel : preset.gate;
 }
 
 Tensor activation(const std::string& name, const Tensor& x) {
@@ -97,35 +77,6 @@ Tensor plain_conv(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens)
 
 }  // namespace
 
-void validate(const MixerConfig& given) {
-  const Require require("mixer");
-  const auto& preset = mixer_preset(given.mixer);
-  require.count("hidden", given.hidden, kMaxMixerWidth);
-  const MixerConfig config = completed(given);
-  require.count("heads", config.heads, kMaxMixerWidth);
-  require.count("key_dim", config.key_dim, kMaxMixerWidth);
-  require.count("value_dim", config.value_dim, kMaxMixerWidth);
-  require(config.value_heads >= 1 && config.value_heads <= kMaxMixerWidth && config.value_heads % config.heads == 0,
-          "value_heads", config.value_heads, "a multiple of heads, " + std::to_string(config.heads));
-  require(config.conv >= 0 && config.conv <= kMaxConvWidth, "conv", config.conv,
-          "taps from 1 to " + std::to_string(kMaxConvWidth) + ", or 0 for none");
-  const auto& act = config.qk_activation;
-  require(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
-          "silu, relu, elu or identity");
-  if (config.lower_bound) {
-    const double bound = *config.lower_bound;
-    require(bound >= -5.0 && bound < 0.0, "lower_bound", bound, "a number in [-5, 0)");
-    require(preset.gate == Gate::channel || preset.gate == Gate::safe_channel, "lower_bound", bound,
-            "none, as " + config.mixer + " has no decay by channel");
-  }
-  require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
-  if (preset.softmax) {
-    require(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
-                config.value_dim == config.key_dim,
-            "key_dim", config.key_dim, "hidden / heads for softmax attention");
-  }
-}
-
 PackedWindows::PackedWindows(Tensor given, std::int64_t tokens, std::int64_t conv) : cu_seqlens(std::move(given)) {
   if (conv == 0) return;
   const std::int64_t count = cu_seqlens.size(0) - 1, kept = conv - 1;
@@ -144,65 +95,59 @@ PackedWindows::PackedWindows(Tensor given, std::int64_t tokens, std::int64_t con
   last = (ends.narrow(0, 1, count).unsqueeze(1) + numbers(-kept, 0)).flatten();
 }
 
-Mixer::Mixer(const MixerConfig& config, const Initialiser& init)
-    : config_((validate(config), completed(config))),
-      preset_(mixer_preset(config_.mixer)),
-      gate_(gate_of(config_, preset_)),
-      rule_(rule_of(preset_)) {
-  rule_.qk_l2norm = rule_.qk_l2norm && !config_.qk_sum_norm;
-
-  const std::int64_t width = config_.hidden, value_heads = config_.value_heads;
-  q_proj_ = projection_weight(*this, init, "q_proj", keys(), width);
-  k_proj_ = projection_weight(*this, init, "k_proj", keys(), width);
-  v_proj_ = projection_weight(*this, init, "v_proj", values(), width);
-  if (preset_.beta != BetaActivation::one && config_.learned_beta) {
+Mixer::Mixer(const MixerConfig& config, const Initialiser& init) : plan_((validate(config), config)) {
+  const std::int64_t width = plan_.config.hidden, value_heads = plan_.config.value_heads;
+  q_proj_ = projection_weight(*this, init, "q_proj", plan_.keys(), width);
+  k_proj_ = projection_weight(*this, init, "k_proj", plan_.keys(), width);
+  v_proj_ = projection_weight(*this, init, "v_proj", plan_.values(), width);
+  if (plan_.preset.beta != BetaActivation::one && plan_.config.learned_beta) {
     b_proj_ = projection_weight(*this, init, "b_proj", value_heads, width);
   }
-  if (preset_.adaptive) {
+  if (plan_.preset.adaptive) {
     // softplus(α) = 1
     alpha_ = register_parameter("alpha", torch::full({value_heads}, std::log(std::expm1(1.0)), torch::kFloat));
   }
   register_decay(init);
-  if (config_.conv > 0) {
-    q_conv_ = conv_weight(*this, init, "q_conv1d", keys(), config_.conv);
-    k_conv_ = conv_weight(*this, init, "k_conv1d", keys(), config_.conv);
-    v_conv_ = conv_weight(*this, init, "v_conv1d", values(), config_.conv);
+  if (plan_.config.conv > 0) {
+    q_conv_ = conv_weight(*this, init, "q_conv1d", plan_.keys(), plan_.config.conv);
+    k_conv_ = conv_weight(*this, init, "k_conv1d", plan_.keys(), plan_.config.conv);
+    v_conv_ = conv_weight(*this, init, "v_conv1d", plan_.values(), plan_.config.conv);
   }
   register_output(init);
 }
 
 void Mixer::register_decay(const Initialiser& init) {
-  const std::int64_t width = config_.hidden, value_heads = config_.value_heads;
-  if (gate_ == Gate::none) return;
-  const bool scalar = gate_ == Gate::scalar;
-  const std::int64_t channels = scalar ? value_heads : value_heads * config_.key_dim;
+  const std::int64_t width = plan_.config.hidden, value_heads = plan_.config.value_heads;
+  if (plan_.gate == Gate::none) return;
+  const bool scalar = plan_.gate == Gate::scalar;
+  const std::int64_t channels = scalar ? value_heads : value_heads * plan_.config.key_dim;
   if (scalar) {
     a_proj_ = projection_weight(*this, init, "a_proj", value_heads, width);
   } else {
     auto f_proj = register_module("f_proj", std::make_shared<torch::nn::Module>());
-    f_proj_in_ = projection_weight(*f_proj, init.within("f_proj"), "0", config_.value_dim, width);
-    f_proj_out_ = projection_weight(*f_proj, init.within("f_proj"), "1", channels, config_.value_dim);
+    f_proj_in_ = projection_weight(*f_proj, init.within("f_proj"), "0", plan_.config.value_dim, width);
+    f_proj_out_ = projection_weight(*f_proj, init.within("f_proj"), "1", channels, plan_.config.value_dim);
   }
-  a_log_ =
-      register_parameter("A_log", gate_ == Gate::safe_channel ? torch::zeros({value_heads})
-                                                              : initial_a_log(init, value_heads, scalar ? 0.0 : 1.0));
+  a_log_ = register_parameter("A_log", plan_.gate == Gate::safe_channel
+                                           ? torch::zeros({value_heads})
+                                           : initial_a_log(init, value_heads, scalar ? 0.0 : 1.0));
   dt_bias_ = register_parameter("dt_bias", initial_dt_bias(init, channels));
 }
 
 void Mixer::register_output(const Initialiser& init) {
-  const std::int64_t width = config_.hidden;
-  if (config_.output_gate == OutputGate::silu) {
-    g_proj_out_ = projection_weight(*this, init, "g_proj", values(), width);
-  } else if (config_.output_gate == OutputGate::sigmoid) {
+  const std::int64_t width = plan_.config.hidden;
+  if (plan_.config.output_gate == OutputGate::silu) {
+    g_proj_out_ = projection_weight(*this, init, "g_proj", plan_.values(), width);
+  } else if (plan_.config.output_gate == OutputGate::sigmoid) {
     auto g_proj = register_module("g_proj", std::make_shared<torch::nn::Module>());
-    g_proj_in_ = projection_weight(*g_proj, init.within("g_proj"), "0", config_.value_dim, width);
-    g_proj_out_ = projection_weight(*g_proj, init.within("g_proj"), "1", values(), config_.value_dim);
-    g_bias_ = g_proj_out_->register_parameter("bias", torch::zeros({values()}));
+    g_proj_in_ = projection_weight(*g_proj, init.within("g_proj"), "0", plan_.config.value_dim, width);
+    g_proj_out_ = projection_weight(*g_proj, init.within("g_proj"), "1", plan_.values(), plan_.config.value_dim);
+    g_bias_ = g_proj_out_->register_parameter("bias", torch::zeros({plan_.values()}));
   }
-  if (config_.output_norm) {
-    o_norm_ = register_module("o_norm", std::make_shared<Weight>(torch::ones({config_.value_dim})));
+  if (plan_.config.output_norm) {
+    o_norm_ = register_module("o_norm", std::make_shared<Weight>(torch::ones({plan_.config.value_dim})));
   }
-  o_proj_ = projection_weight(*this, init, "o_proj", width, values());
+  o_proj_ = projection_weight(*this, init, "o_proj", width, plan_.values());
 }
 
 std::vector<Tensor> Mixer::gate_weights() const {
@@ -245,7 +190,7 @@ Tensor Mixer::projected(const Tensor& x) const {
   for (const auto& weight : parts) outputs += weight.size(0);
   const std::int64_t beyond = outputs % kColumns;
   if (x.is_cuda() && beyond != 0) {
-    parts.push_back(torch::zeros({kColumns - beyond, config_.hidden}, q_proj_->value.options()));
+    parts.push_back(torch::zeros({kColumns - beyond, plan_.config.hidden}, q_proj_->value.options()));
   }
   return autograd::linear(x, torch::cat(parts));
 }
@@ -253,58 +198,62 @@ Tensor Mixer::projected(const Tensor& x) const {
 Tensor Mixer::taps() const { return torch::cat({q_conv_->value, k_conv_->value, v_conv_->value}); }
 
 std::array<Tensor, 3> Mixer::heads_of(const Tensor& qkv) const {
-  return {qkv.narrow(2, 0, keys()).unflatten(2, {config_.heads, config_.key_dim}),
-          qkv.narrow(2, keys(), keys()).unflatten(2, {config_.heads, config_.key_dim}),
-          qkv.narrow(2, 2 * keys(), values()).unflatten(2, {config_.value_heads, config_.value_dim})};
+  return {
+      qkv.narrow(2, 0, plan_.keys()).unflatten(2, {plan_.config.heads, plan_.config.key_dim}),
+      qkv.narrow(2, plan_.keys(), plan_.keys()).unflatten(2, {plan_.config.heads, plan_.config.key_dim}),
+      qkv.narrow(2, 2 * plan_.keys(), plan_.values()).unflatten(2, {plan_.config.value_heads, plan_.config.value_dim})};
 }
 
 Tensor Mixer::activated(const Tensor& qkv) const {
-  if (config_.qk_activation == "silu") return torch::silu(qkv);
-  const auto qk = activation(config_.qk_activation, qkv.narrow(2, 0, 2 * keys()));
-  return torch::cat({qk, torch::silu(qkv.narrow(2, 2 * keys(), values()))}, 2);
+  if (plan_.config.qk_activation == "silu") return torch::silu(qkv);
+  const auto qk = activation(plan_.config.qk_activation, qkv.narrow(2, 0, 2 * plan_.keys()));
+  return torch::cat({qk, torch::silu(qkv.narrow(2, 2 * plan_.keys(), plan_.values()))}, 2);
 }
 
 Tensor Mixer::sum_normed(const Tensor& qkv) const {
-  const auto qk = qkv.narrow(2, 0, 2 * keys()).unflatten(2, {2 * config_.heads, config_.key_dim});
-  return torch::cat({(qk / qk.abs().sum(-1, true).clamp_min(1e-6)).flatten(2), qkv.narrow(2, 2 * keys(), values())}, 2);
+  const auto qk = qkv.narrow(2, 0, 2 * plan_.keys()).unflatten(2, {2 * plan_.config.heads, plan_.config.key_dim});
+  return torch::cat(
+      {(qk / qk.abs().sum(-1, true).clamp_min(1e-6)).flatten(2), qkv.narrow(2, 2 * plan_.keys(), plan_.values())}, 2);
 }
 
 std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, const Tensor& cu_seqlens) const {
   std::pair<Tensor, Tensor> result;
-  if (config_.conv > 0 && config_.qk_activation == "silu") {
+  if (plan_.config.conv > 0 && plan_.config.qk_activation == "silu") {
     result = autograd::short_conv_split(projected, taps(), cu_seqlens);
   } else {
-    const auto qkv = projected.narrow(2, 0, mixed());
-    result = {activated(config_.conv > 0 ? plain_conv(qkv, taps(), cu_seqlens) : qkv), projected.slice(2, mixed())};
+    const auto qkv = projected.narrow(2, 0, plan_.channels());
+    result = {activated(plan_.config.conv > 0 ? plain_conv(qkv, taps(), cu_seqlens) : qkv),
+              projected.slice(2, plan_.channels())};
   }
-  if (config_.qk_sum_norm) result.first = sum_normed(result.first);
+  if (plan_.config.qk_sum_norm) result.first = sum_normed(result.first);
   return result;
 }
 
 Tensor Mixer::beta(const Gates& gates, const Tensor& qkv) const {
   Tensor activated;
   if (b_proj_) {
-    activated = preset_.beta == BetaActivation::sigmoid ? torch::sigmoid(gates.b) : torch::softplus(gates.b);
+    activated = plan_.preset.beta == BetaActivation::sigmoid ? torch::sigmoid(gates.b) : torch::softplus(gates.b);
   } else {
-    activated = torch::ones({qkv.size(0), qkv.size(1), config_.value_heads}, qkv.options());
+    activated = torch::ones({qkv.size(0), qkv.size(1), plan_.config.value_heads}, qkv.options());
   }
   if (alpha_.defined()) activated = activated * torch::softplus(alpha_);
-  if (config_.beta_scale != 1.0) activated = activated * config_.beta_scale;
+  if (plan_.config.beta_scale != 1.0) activated = activated * plan_.config.beta_scale;
   return activated.to(qkv.scalar_type());  // because softplus widens under autocast
 }
 
 Tensor Mixer::decay(const Gates& gates) const {
-  if (gate_ == Gate::none) return {};
-  if (gate_ == Gate::scalar) return autograd::decay_gate(gates.a, dt_bias_, a_log_, DecayActivation::softplus);
+  if (plan_.gate == Gate::none) return {};
+  if (plan_.gate == Gate::scalar) return autograd::decay_gate(gates.a, dt_bias_, a_log_, DecayActivation::softplus);
   const auto f = autograd::linear(gates.f, f_proj_out_->value);
-  const double bound = config_.lower_bound.value_or(kGateLowerBound);
-  return autograd::decay_gate(f, dt_bias_, a_log_, decay_activation_of(gate_), bound)
-      .unflatten(-1, {config_.value_heads, config_.key_dim});
+  const double bound = plan_.config.lower_bound.value_or(kGateLowerBound);
+  return autograd::decay_gate(f, dt_bias_, a_log_, decay_activation_of(plan_.gate), bound)
+      .unflatten(-1, {plan_.config.value_heads, plan_.config.key_dim});
 }
 
 Tensor Mixer::causal_softmax(const Tensor& qkv) const {
-  const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = config_.key_dim;
-  const auto parts = qkv.view({batch, tokens, 3, config_.heads, dim}).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D/H]
+  const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = plan_.config.key_dim;
+  const auto parts =
+      qkv.view({batch, tokens, 3, plan_.config.heads, dim}).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D/H]
   const auto scores = torch::matmul(parts[0], parts[1].transpose(-1, -2)) / std::sqrt(static_cast<double>(dim));
   const auto future = torch::ones({tokens, tokens}, scores.options().dtype(torch::kBool)).triu(1);
   const auto weights = torch::softmax(scores.masked_fill(future, -INFINITY), -1);
@@ -312,19 +261,20 @@ Tensor Mixer::causal_softmax(const Tensor& qkv) const {
 }
 
 Tensor Mixer::output_gate(const Tensor& x, const Gates& gates) const {
-  const bool silu = config_.output_gate == OutputGate::silu;
+  const bool silu = plan_.config.output_gate == OutputGate::silu;
   const auto gate = autograd::linear(silu ? x : gates.g, g_proj_out_->value, g_bias_);
-  return gate.unflatten(2, {config_.value_heads, config_.value_dim});
+  return gate.unflatten(2, {plan_.config.value_heads, plan_.config.value_dim});
 }
 
 Tensor Mixer::output(const Tensor& x, const Gates& gates, Tensor o) const {
-  o = o.reshape({x.size(0), x.size(1), config_.value_heads, config_.value_dim});  // o of one token has no axis T
-  const bool silu = config_.output_gate == OutputGate::silu;
-  if (config_.output_gate == OutputGate::none) {
-    if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
+  o = o.reshape(
+      {x.size(0), x.size(1), plan_.config.value_heads, plan_.config.value_dim});  // o of one token has no axis T
+  const bool silu = plan_.config.output_gate == OutputGate::silu;
+  if (plan_.config.output_gate == OutputGate::none) {
+    if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, plan_.config.norm_eps);
   } else if (o_norm_) {
     const auto activation = silu ? GateActivation::silu : GateActivation::sigmoid;
-    o = autograd::gated_rms_norm(o, output_gate(x, gates), o_norm_->value, activation, config_.norm_eps);
+    o = autograd::gated_rms_norm(o, output_gate(x, gates), o_norm_->value, activation, plan_.config.norm_eps);
   } else {
     o = o * (silu ? torch::silu(output_gate(x, gates)) : torch::sigmoid(output_gate(x, gates)));
   }
@@ -334,7 +284,7 @@ Tensor Mixer::output(const Tensor& x, const Gates& gates, Tensor o) const {
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
   const auto [qkv, columns] = convolved(projected(x), cu_seqlens);
   const Gates gates = gates_of(columns);
-  if (preset_.softmax) {
+  if (plan_.preset.softmax) {
     Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens", "packed sequences, and softmax",
                      "one sequence");
     return output(x, gates, causal_softmax(qkv));
@@ -346,25 +296,25 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
     return output(x, gates, recurrence_.sequence(q, k, v, beta(gates, qkv)));
   }
   return output(x, gates,
-                autograd::delta_rule_packed(qkv, beta(gates, qkv), decay(gates), config_.heads, config_.key_dim, rule_,
-                                            cu_seqlens));
+                autograd::delta_rule_packed(qkv, beta(gates, qkv), decay(gates), plan_.config.heads,
+                                            plan_.config.key_dim, plan_.rule, cu_seqlens));
 }
 
 void Mixer::set_recurrence(Recurrence recurrence) {
-  Require("mixer")(gate_ == Gate::none, "recurrence", "one for " + config_.mixer, "a mixer without decay");
+  Require("mixer")(plan_.gate == Gate::none, "recurrence", "one for " + plan_.config.mixer, "a mixer without decay");
   recurrence_ = std::move(recurrence);
 }
 
 MixerState Mixer::initial_state(std::int64_t batch) const {
   MixerState state;
   const auto options = q_proj_->value.options();
-  state.memory = torch::zeros({batch, config_.value_heads, config_.key_dim, config_.value_dim}, options);
-  if (config_.conv > 0) state.conv = torch::zeros({batch, config_.conv - 1, 2 * keys() + values()}, options);
+  state.memory = torch::zeros({batch, plan_.config.value_heads, plan_.config.key_dim, plan_.config.value_dim}, options);
+  if (plan_.config.conv > 0) state.conv = torch::zeros({batch, plan_.config.conv - 1, plan_.channels()}, options);
   return state;
 }
 
 Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
-  if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
+  if (plan_.preset.softmax) throw Error("mixer", "state", "one of " + plan_.config.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const std::int64_t tokens = x.size(1);
   Tensor columns;
@@ -375,15 +325,15 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
     for (const auto& weight : projections()) parts.push_back(autograd::linear(x, weight));
     columns = torch::cat(parts, 2);
   }
-  const auto inputs = columns.narrow(2, 0, mixed());
-  const Gates gates = gates_of(columns.slice(2, mixed()));
+  const auto inputs = columns.narrow(2, 0, plan_.channels());
+  const Gates gates = gates_of(columns.slice(2, plan_.channels()));
 
   Tensor qkv;
-  if (config_.conv > 0) {
+  if (plan_.config.conv > 0) {
     // [B, W − 1 + T, 2·H·K + HV·V]
     const auto window = torch::cat({state.conv.to(inputs.scalar_type()), inputs}, 1);
-    qkv = convolved(window, {}).first.narrow(1, config_.conv - 1, tokens);
-    const auto last = window.narrow(1, tokens, config_.conv - 1);
+    qkv = convolved(window, {}).first.narrow(1, plan_.config.conv - 1, tokens);
+    const auto last = window.narrow(1, tokens, plan_.config.conv - 1);
     if (tokens == 1) {
       state.conv.copy_(last);
     } else {
@@ -398,21 +348,21 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
     const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
     if (recurrence_.step) return output(x, gates, recurrence_.step(only(q), only(k), only(v), only(b), state.memory));
     return output(x, gates,
-                  autograd::delta_rule_step(only(q), only(k), only(v), only(b), only(g), state.memory, rule_));
+                  autograd::delta_rule_step(only(q), only(k), only(v), only(b), only(g), state.memory, plan_.rule));
   }
-  auto out = autograd::delta_rule({q, k, v, b, state.memory, g, {}}, rule_);
+  auto out = autograd::delta_rule({q, k, v, b, state.memory, g, {}}, plan_.rule);
   state.memory = out.final_state;
   return output(x, gates, out.o);
 }
 
 Tensor Mixer::forward(const Tensor& x, const PackedWindows& windows, MixerState& states) const {
-  if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
+  if (plan_.preset.softmax) throw Error("mixer", "state", "one of " + plan_.config.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const auto columns = projected(x);
-  const auto inputs = columns.narrow(2, 0, mixed());
-  const Gates gates = gates_of(columns.slice(2, mixed()));
+  const auto inputs = columns.narrow(2, 0, plan_.channels());
+  const Gates gates = gates_of(columns.slice(2, plan_.channels()));
   Tensor qkv;
-  if (config_.conv > 0) {
+  if (plan_.config.conv > 0) {
     const auto history = states.conv.flatten(0, 1).to(inputs.scalar_type());
     const auto window = torch::cat({history, inputs[0]}).index_select(0, windows.sources);
     qkv = convolved(window.unsqueeze(0), windows.ends).first.index_select(1, windows.outputs);
@@ -421,7 +371,8 @@ Tensor Mixer::forward(const Tensor& x, const PackedWindows& windows, MixerState&
     qkv = convolved(inputs, {}).first;
   }
   const auto [q, k, v] = heads_of(qkv);
-  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), states.memory, decay(gates), windows.cu_seqlens}, rule_);
+  auto out =
+      autograd::delta_rule({q, k, v, beta(gates, qkv), states.memory, decay(gates), windows.cu_seqlens}, plan_.rule);
   states.memory = out.final_state;
   return output(x, gates, out.o);
 }

@@ -9,45 +9,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "efla/nn/layers/mixer_plan.h"
 #include "efla/nn/layers/parameters.h"
-#include "efla/rule/mixer_preset.h"
-#include "efla/rule/problem.h"
 
 namespace efla::nn {
-
-// The factor on the normalised output of each head.
-//
-//   none
-//   silu      silu(g_proj x)                  Gated DeltaNet
-//   sigmoid   sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: rank V, with a bias
-enum class OutputGate { none, silu, sigmoid };
-
-struct MixerConfig {
-  std::string mixer = "efla";  // a name of mixer_presets()
-  std::int64_t hidden = 64;    // width D of input and output
-  std::int64_t heads = 1;      // H, of queries and keys
-  std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0: none, the activations stay
-  bool output_norm = true;     // whether each head's output has an RMS norm
-
-  std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: equal to heads
-  std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
-  OutputGate output_gate = OutputGate::none;
-  bool learned_beta = true;            // false: β has no projection, and 1 in its place
-  double beta_scale = 1.0;             // factor of β
-  std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
-  bool qk_sum_norm = false;            // divide q and k by their absolute sums instead of the preset's norm
-  // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
-  std::optional<double> lower_bound = {};
-  double norm_eps = 1e-6;  // of the output norm
-};
-
-// Throws Error that names the field.
-void validate(const MixerConfig& config);
 
 // A mixer's state after the tokens so far.
 struct MixerState {
@@ -94,7 +62,7 @@ class Mixer : public torch::nn::Module {
   // packed sequences, which do not see each other. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
   // Returns whether this function waits for a GPU to read cu_seqlens on the CPU.
-  bool waits_for_gpu() const { return config_.conv > 0 && config_.qk_activation != "silu"; }
+  bool waits_for_gpu() const { return plan_.config.conv > 0 && plan_.config.qk_activation != "silu"; }
 
   // Does the same for tokens that follow the tokens in the state, and updates the state. Not differentiable. Throws
   // Error for the mixer softmax, as does the next function.
@@ -112,14 +80,11 @@ class Mixer : public torch::nn::Module {
   void set_recurrence(Recurrence recurrence);
 
  private:
-  std::int64_t keys() const { return config_.heads * config_.key_dim; }
-  std::int64_t values() const { return config_.value_heads * config_.value_dim; }
   // Splits a tensor [B, T, 2·H·K + HV·V] by heads: q, k [B, T, H, K], v [B, T, HV, V].
   std::array<torch::Tensor, 3> heads_of(const torch::Tensor& qkv) const;
 
   void register_decay(const Initialiser& init);
   void register_output(const Initialiser& init);
-  std::int64_t mixed() const { return 2 * keys() + values(); }
   // The outputs of the small projections, [B, T, ·]; undefined if the mixer does not have them.
   struct Gates {
     torch::Tensor f, g, b, a;  // of the channel gate, the sigmoid gate, β and the scalar gate
@@ -147,10 +112,7 @@ class Mixer : public torch::nn::Module {
   // o [B, T, HV, V] → [B, T, D]
   torch::Tensor output(const torch::Tensor& x, const Gates& gates, torch::Tensor o) const;
 
-  MixerConfig config_;
-  const MixerPreset& preset_;
-  Gate gate_;
-  DeltaRule rule_;
+  MixerPlan plan_;
   Recurrence recurrence_;
   std::shared_ptr<Weight> q_proj_, k_proj_, v_proj_, b_proj_, q_conv_, k_conv_, v_conv_, o_norm_, o_proj_;
   std::shared_ptr<Weight> a_proj_, f_proj_in_, f_proj_out_, g_proj_in_, g_proj_out_;

@@ -52,9 +52,8 @@ double LanguageModelConfig::least_parameters() const {
       projected +=
           2.0 * width * (1.0 + static_cast<double>(attention.key_value_heads) / static_cast<double>(attention.heads));
     } else {
-      const auto mixer = mixer_config();
-      const std::int64_t value_heads = mixer.value_heads > 0 ? mixer.value_heads : mixer.heads;
-      projected += 2.0 * static_cast<double>(mixer.heads * mixer.key_dim + value_heads * mixer.value_dim);
+      const MixerPlan mixer(mixer_config());
+      projected += 2.0 * static_cast<double>(mixer.keys() + mixer.values());
     }
   }
   return width * (static_cast<double>(vocab_size) * (tie_word_embeddings ? 1.0 : 2.0) + projected);
@@ -69,7 +68,7 @@ MixerConfig LanguageModelConfig::mixer_config() const {
   config.key_dim = head_size(*this, "expand_k", expand_k, "key dim");
   config.value_dim = head_size(*this, "expand_v", expand_v, "value dim");
   if (use_gate.value_or(preset.gate != Gate::none)) {
-    config.output_gate = is_by_channel(preset.gate) ? OutputGate::sigmoid : OutputGate::silu;
+    config.output_gate = output_gate_beside(preset.gate);
   }
   config.learned_beta = use_beta;
   config.beta_scale = allow_neg_eigval ? 2.0 : 1.0;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "efla/nn/layers/attention.h"
-#include "efla/nn/layers/mixer.h"
+#include "efla/nn/layers/mixer_plan.h"
 
 namespace efla::nn {
 

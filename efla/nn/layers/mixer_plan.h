@@ -1,0 +1,102 @@
+// The plan of a mixer: everything that follows from its configuration. The modules of training (mixer.h,
+// softmax_mixer.h), the inference on a CPU and the decoder on a GPU read the same plan.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "efla/rule/mixer_preset.h"
+#include "efla/rule/problem.h"
+
+namespace efla::nn {
+
+// The factor on the normalised output of each head.
+//
+//   none
+//   silu      silu(g_proj x)                  Gated DeltaNet
+//   sigmoid   sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: rank V, with a bias
+enum class OutputGate { none, silu, sigmoid };
+
+struct MixerConfig {
+  std::string mixer = "efla";  // a name of mixer_presets()
+  std::int64_t hidden = 64;    // width D of input and output
+  std::int64_t heads = 1;      // H, of queries and keys
+  std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0: none, the activations stay
+  bool output_norm = true;     // whether each head's output has an RMS norm
+
+  std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: equal to heads
+  std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
+  OutputGate output_gate = OutputGate::none;
+  bool learned_beta = true;            // false: β has no projection, and 1 in its place
+  double beta_scale = 1.0;             // factor of β
+  std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
+  bool qk_sum_norm = false;            // divide q and k by their absolute sums instead of the preset's norm
+  // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
+  std::optional<double> lower_bound = {};
+  double norm_eps = 1e-6;  // of the output norm
+};
+
+// Throws Error that names the field.
+void validate(const MixerConfig& config);
+
+// Returns the output gate that flash-linear-attention's layers have beside a gate of the decay.
+constexpr OutputGate output_gate_beside(Gate gate) {
+  return is_by_channel(gate) ? OutputGate::sigmoid : OutputGate::silu;
+}
+
+// Columns of the product of a mixer's input with all its projections; none if the mixer lacks the projection.
+struct Columns {
+  std::int64_t first = 0, count = 0;
+
+  explicit constexpr operator bool() const { return count > 0; }
+};
+
+// A projection of a mixer's input: its weight [columns.count, D] is the parameter NAME.weight.
+struct Projection {
+  std::string name;
+  Columns columns;
+};
+
+struct MixerPlan {
+  // Plans a mixer for a configuration that validate accepts.
+  explicit MixerPlan(const MixerConfig& config);
+
+  // Returns the property of the mixer that inference does not support: softmax attention, no short convolution, another
+  // activation than silu, or qk_norm sum. Returns "" if there is none.
+  std::string refusal() const;
+
+  // Returns the projections that training multiplies as one weight: all except the gate silu. A product with this gate
+  // too would have other bits, because the gradient of the input would be one sum over all columns.
+  std::span<const Projection> joint() const;
+
+  std::int64_t keys() const { return config.heads * config.key_dim; }            // H·K
+  std::int64_t values() const { return config.value_heads * config.value_dim; }  // HV·V
+  std::int64_t channels() const { return 2 * keys() + values(); }                // of q, k and v
+  // Returns the number of decays per token, HV or HV·K; 0 without a decay.
+  std::int64_t decays() const;
+
+  MixerConfig config;  // with all sizes set
+  const MixerPreset& preset;
+  Gate gate;
+  DeltaRule rule;
+  // In the order of their columns: q, k, v, f, g if it is low-rank, b, a, and last g if it is the gate silu, so that
+  // joint() is the beginning. Another order would change the bits of training, because the gradient of the input is a
+  // sum over the columns.
+  std::vector<Projection> projections;
+  Columns f;  // f_proj.0, of a decay by channel
+  Columns g;  // of the output gate: g_proj.0 or g_proj
+  Columns b;  // b_proj, of β
+  Columns a;  // a_proj, of a decay by head
+
+ private:
+  Columns add(std::string name, std::int64_t count);
+};
+
+// A plan that a module shares with its parts.
+using SharedPlan = std::shared_ptr<const MixerPlan>;
+
+}  // namespace efla::nn
