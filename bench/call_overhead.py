@@ -3,9 +3,9 @@
 
     python3 bench/call_overhead.py [--device cpu|cuda] [--out FILE.jsonl]
 
-On a GPU: a chunk function called one time after the other, against a CUDA graph that replays the same calls. If a call's kernels
-take longer than Python needs for the next call, both are equal. On short sequences the kernels are shorter, and the first time is
-what Python needs. On a CPU: a decode step with states so small that the call is nearly all.
+On a GPU: a chunk function and its gradients, called one time after the other, against a CUDA graph that replays the same calls. If
+a call's kernels take longer than Python needs for the next call, both are equal. On short sequences the kernels are shorter, and the
+first time is what Python needs. On a CPU: tokens and states so small that the call is nearly all.
 Medians of --rounds rounds, in microseconds per call.
 """
 
@@ -42,42 +42,69 @@ def micros_per_call(run, calls, wait, rounds):
     return 1e6 * statistics.median(seconds[1:]) / calls
 
 
-@torch.no_grad()
+def calls_of(function, x):
+    """Returns a forward, and a forward with its backward, of a function of sequences with the arguments x."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in x.items()}
+    gradient = torch.randn_like(x["v"])
+
+    @torch.no_grad()
+    def forward():
+        return function(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
+
+    def forward_and_backward():
+        return torch.autograd.grad(function(**leaves, use_qk_l2norm_in_kernel=True)[0], list(leaves.values()), gradient)
+
+    return {"forward": forward, "forward + backward": forward_and_backward}
+
+
+def repeated(call):
+    """Returns a function that makes CALLS calls."""
+
+    def calls():
+        for _ in range(CALLS):
+            call()
+
+    return calls
+
+
+def replayed(calls):
+    """Returns the replay of a CUDA graph of the calls."""
+    calls()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    return graph.replay
+
+
 def on_gpu(rounds):
     rows = []
     for name, function in (("chunk_gated_delta_rule", efla.chunk_gated_delta_rule), ("chunk_efla", efla.chunk_efla)):
         for tokens in (64, 2048):
             x = tensors(tokens, 16, 128, "cuda", torch.bfloat16)
-
-            def call():
-                return function(**x, use_qk_l2norm_in_kernel=True, output_final_state=True)
-
-            def calls():
-                for _ in range(CALLS):
-                    call()
-
-            calls()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                calls()
-            eager = micros_per_call(calls, CALLS, torch.cuda.synchronize, rounds)
-            replayed = micros_per_call(graph.replay, CALLS, torch.cuda.synchronize, rounds)
-            rows.append({"call": f"{name}, 1 × {tokens} × 16, K = V = 128", "eager_us": eager, "graph_us": replayed})
+            for what, call in calls_of(function, x).items():
+                eager, graph = (
+                    micros_per_call(run, CALLS, torch.cuda.synchronize, rounds) for run in (repeated(call), replayed(repeated(call)))
+                )
+                rows.append({"call": f"{name}, {what}, 1 × {tokens} × 16, K = V = 128", "eager_us": eager, "graph_us": graph})
     return rows
 
 
-@torch.no_grad()
 def on_cpu(rounds):
-    x = {name: tensor[:, 0] for name, tensor in tensors(1, 1, 8, "cpu", torch.float32).items()}
+    x = tensors(1, 1, 8, "cpu", torch.float32)
+    token = {name: tensor[:, 0] for name, tensor in x.items()}
     state = torch.zeros(1, 1, 8, 8)
 
-    def calls():
-        for _ in range(CALLS):
-            efla.delta_rule_step(**x, state=state, step="exact")
+    @torch.no_grad()
+    def step():
+        return efla.delta_rule_step(**token, state=state, step="exact")
 
-    micros = micros_per_call(calls, CALLS, lambda: None, rounds)
-    return [{"call": "delta_rule_step, 1 × 1, K = V = 8", "eager_us": micros}]
+    calls = {"delta_rule_step": step}
+    calls.update({f"chunk_gated_delta_rule, {what}": call for what, call in calls_of(efla.chunk_gated_delta_rule, x).items()})
+    return [
+        {"call": f"{name}, 1 × 1, K = V = 8", "eager_us": micros_per_call(repeated(call), CALLS, lambda: None, rounds)}
+        for name, call in calls.items()
+    ]
 
 
 def main():
