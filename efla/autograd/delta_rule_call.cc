@@ -29,7 +29,7 @@ void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& s
   problem.k = view_of<const T, 4>(in.k);
   problem.v = view_of<const T, 4>(in.v);
   problem.beta = view_of<const T, 3>(in.beta);
-  problem.g = view_of<const State<T>, 4>(with_channels(in.g, 4));
+  problem.g = view_of_gate<const State<T>, 4>(in.g);
   if (is_packed(in)) problem.cu_seqlens = view_of<const std::int64_t, 1>(in.cu_seqlens);
 }
 
@@ -148,7 +148,7 @@ void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings
     problem.dk = view_of<T, 4>(gradients.k);
     problem.dv = view_of<T, 4>(gradients.v);
     problem.dbeta = view_of<T, 3>(gradients.beta);
-    problem.dg = view_of<State<T>, 4>(with_channels(gradients.g, 4));
+    problem.dg = view_of_gate<State<T>, 4>(gradients.g);
     problem.dinitial_state = view_of<State<T>, 4>(gradients.initial_state);
     // On a CPU the row "recurrent" of the backward is the slow reference. All rows compute the same gradients, so
     // "recurrent" stands for "auto".

@@ -24,8 +24,17 @@ namespace {
 using at::Tensor;
 using OptionalTensor = c10::optional<Tensor>;
 
-// Returns a tensor without elements, which an op returns in place of an undefined tensor.
-Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
+// Returns a tensor without elements, which an op returns in place of an undefined tensor. It is made without the
+// dispatcher and the allocator, which take longer, except on the device meta, where a compiler traces.
+template <bool kMeta>
+Tensor nothing(const DeltaRuleInput& in) {
+  if (kMeta) return at::empty({0}, state_options(in));
+  const at::Device device = in.q.device();
+  const auto key = device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  return at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device)), c10::DispatchKeySet(key),
+      state_options(in).dtype());
+}
 
 DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
   const auto like = [](const Tensor& t) {
@@ -139,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
   const Tensor final_state = output_final_state ? empty_state(in) : Tensor();
   const Tensor states = settings.save_states ? empty_chunk_states(in, settings.saved) : Tensor();
   if (!kMeta) run_forward(in, settings, {o, final_state, states});
-  const auto given = [&](const Tensor& tensor) { return tensor.defined() ? tensor : nothing(in); };
+  const auto given = [&](const Tensor& tensor) { return tensor.defined() ? tensor : nothing<kMeta>(in); };
   return {o, given(final_state), given(states)};
 }
 
@@ -162,7 +171,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
                  chunk_states, dout, dfinal_state.value_or(Tensor()), gradients);
   }
   for (Tensor* gradient : {&gradients.g, &gradients.initial_state}) {
-    if (!gradient->defined()) *gradient = nothing(in);
+    if (!gradient->defined()) *gradient = nothing<kMeta>(in);
   }
   return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state};
 }

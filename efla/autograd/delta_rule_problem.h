@@ -3,17 +3,27 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <string>
 
+#include "efla/autograd/tensor_view.h"
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/view.h"
 #include "efla/rule/problem.h"
 
 namespace efla::autograd {
 
-// Returns g with `axes` axes, as rule/problem.h has it: an axis of length 1 is added to a scalar gate.
-inline at::Tensor with_channels(const at::Tensor& g, std::int64_t axes) {
-  return g.defined() && g.dim() == axes - 1 ? g.unsqueeze(-1) : g;
+// Returns a view of g with `Rank` axes, as rule/problem.h has it: a scalar gate gets an axis of length 1.
+template <class T, int Rank>
+View<T, Rank> view_of_gate(const at::Tensor& g) {
+  if (!g.defined() || g.dim() == Rank) return view_of<T, Rank>(g);
+  const auto per_head = view_of<T, Rank - 1>(g);
+  View<T, Rank> view{.data = per_head.data};
+  std::copy_n(per_head.extent.begin(), Rank - 1, view.extent.begin());
+  std::copy_n(per_head.stride.begin(), Rank - 1, view.stride.begin());
+  view.extent[Rank - 1] = view.stride[Rank - 1] = 1;
+  return view;
 }
 
 // Calls f with a value of the element type of q. Throws Error for other types; float16 is only taken on a GPU.

@@ -63,7 +63,7 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
       problem.k = view_of<const T, kRank>(in.k);
       problem.v = view_of<const T, kRank>(in.v);
       problem.beta = view_of<const T, kRank - 1>(in.beta);
-      problem.g = view_of<const State<T>, kRank>(with_channels(in.g, kRank));
+      problem.g = view_of_gate<const State<T>, kRank>(in.g);
       problem.slots = view_of<const std::int64_t, 1>(slots);
       problem.o = view_of<T, kRank>(o);
       if constexpr (kTokens) {

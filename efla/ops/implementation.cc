@@ -5,6 +5,15 @@
 #endif
 
 namespace efla {
+namespace {
+
+// Returns why a row for one kind of device refuses the tensors of a device of the other kind.
+std::string refuse_device(Device::Kind row, const Device& tensors) {
+  return std::string(row == Device::Kind::cpu ? "it computes on the CPU" : "it computes on a GPU") +
+         ", and the tensors are on " + name_of(tensors);
+}
+
+}  // namespace
 
 std::vector<std::string> selectable_names(const std::vector<ImplementationName>& rows) {
   std::vector<std::string> names{"auto"};
@@ -14,12 +23,6 @@ std::vector<std::string> selectable_names(const std::vector<ImplementationName>&
   for (const auto& row : rows) add(row.algorithm);
   for (const auto& row : rows) add(row.name);
   return names;
-}
-
-std::string refuse_device(Device::Kind row, const Device& tensors) {
-  if (row == tensors.kind) return "";
-  return std::string(row == Device::Kind::cpu ? "it computes on the CPU" : "it computes on a GPU") +
-         ", and the tensors are on " + name_of(tensors);
 }
 
 #ifdef EFLA_HAS_CUDA
@@ -34,16 +37,23 @@ OnDeviceOf::OnDeviceOf(const Device& /*tensors*/) {}
 OnDeviceOf::~OnDeviceOf() = default;
 #endif
 
-void throw_no_implementation(const char* operation, std::string_view named, const std::vector<ImplementationName>& rows,
-                             const std::vector<Refusal>& refusals) {
-  const std::string got = "'" + std::string(named) + "'";
+void throw_no_implementation(const char* operation, const RunOptions& options,
+                             const std::vector<ImplementationName>& rows, const std::vector<Refusal>& refusals) {
+  const std::string got = "'" + std::string(options.implementation) + "'";
   std::string text;
   const auto add = [&](const std::string& part, const char* between) { text += (text.empty() ? "" : between) + part; };
-  if (refusals.empty()) {
+  auto refusal = refusals.begin();
+  for (const auto& row : rows) {
+    if (!is_asked(options, row.name, row.algorithm)) continue;
+    const bool elsewhere = row.device != options.context.device.kind;
+    add(std::string(row.name) + ": " +
+            (elsewhere ? refuse_device(row.device, options.context.device) : (refusal++)->reason),
+        "; ");
+  }
+  if (text.empty()) {
     for (const auto& name : selectable_names(rows)) add(name, ", ");
     throw Error(operation, "implementation", got, "one of " + text);
   }
-  for (const auto& refusal : refusals) add(std::string(refusal.implementation) + ": " + refusal.reason, "; ");
   throw Error(operation, "implementation", got, "one that takes this problem (" + text + ")");
 }
 

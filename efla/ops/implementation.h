@@ -45,7 +45,7 @@ struct Choice {
   std::string_view algorithm;
   Device::Kind device = Device::Kind::cpu;
   SavedStates saved = {};         // of the delta rule's forward
-  std::vector<Refusal> refusals;  // rows before this row, in their order
+  std::vector<Refusal> refusals;  // rows before this row that compute on the same kind of device, in their order
 };
 
 struct RunOptions {
@@ -63,9 +63,6 @@ struct ImplementationName {
 
 // Returns "auto", the algorithms and the rows of a list: everything that RunOptions::implementation may be.
 std::vector<std::string> selectable_names(const std::vector<ImplementationName>& rows);
-
-// Returns why a row for one kind of device refuses the tensors of a device, or "".
-std::string refuse_device(Device::Kind row, const Device& tensors);
 
 // Makes the tensors' GPU the current device while the object lives, because kernels query the limits of the current
 // device. Does nothing for tensors on the CPU.
@@ -88,23 +85,25 @@ std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>
   return names;
 }
 
-// Throws Error for an implementation that is not in the list (no refusals), or with the refusals of the rows that were
-// asked.
-[[noreturn]] void throw_no_implementation(const char* operation, std::string_view named,
+// Returns whether the options ask for a row: with "auto", its name or its algorithm.
+inline bool is_asked(const RunOptions& options, std::string_view name, std::string_view algorithm) {
+  return options.implementation == "auto" || options.implementation == name || options.implementation == algorithm;
+}
+
+// Throws Error for an implementation that is not in the list, or with the reasons of all rows that were asked: the
+// refusals, and for rows of another kind of device that the tensors are not there.
+[[noreturn]] void throw_no_implementation(const char* operation, const RunOptions& options,
                                           const std::vector<ImplementationName>& rows,
                                           const std::vector<Refusal>& refusals);
 
 // Returns why a row does not compute a validated problem, or "" if it does. Returns no value if the options name other
-// rows.
+// rows, or the row is for another kind of device.
 template <class Problem>
 std::optional<std::string> refusal_of(const Implementation<Problem>& row, const Problem& problem,
                                       const RunOptions& options) {
-  const bool named = options.implementation != "auto";
-  if (named && options.implementation != row.name && options.implementation != row.algorithm) return std::nullopt;
-  std::string reason = refuse_device(row.device, options.context.device);
-  if (!reason.empty()) return reason;
+  if (row.device != options.context.device.kind || !is_asked(options, row.name, row.algorithm)) return std::nullopt;
   const OnDeviceOf current(options.context.device);
-  return row.refuse(problem, named);
+  return row.refuse(problem, options.implementation != "auto");
 }
 
 // Returns the first row that computes a validated problem and fills `choice`; nullptr if there is none.
@@ -132,7 +131,7 @@ const Implementation<Problem>& choose(const char* operation,
                                       std::type_identity_t<std::span<const Implementation<Problem>>> rows,
                                       const Problem& problem, const RunOptions& options, Choice& choice) {
   const auto* row = find_row(rows, problem, options, choice);
-  if (row == nullptr) throw_no_implementation(operation, options.implementation, names_of(rows), choice.refusals);
+  if (row == nullptr) throw_no_implementation(operation, options, names_of(rows), choice.refusals);
   return *row;
 }
 

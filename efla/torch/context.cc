@@ -21,10 +21,8 @@ namespace {
 
 // LibTorch's allocator gives freed memory only to later work of the same stream, which is the current stream here.
 std::shared_ptr<void> allocate(std::size_t bytes, const ExecutionContext& context) {
-  const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(context.device.index));
-  const auto memory = std::make_shared<at::Tensor>(
-      at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device)));
-  return {memory, memory->data_ptr()};
+  const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(context.device.index));
+  return {c10::cuda::CUDACachingAllocator::raw_alloc(bytes), c10::cuda::CUDACachingAllocator::raw_delete};
 }
 
 }  // namespace
