@@ -81,10 +81,12 @@ def check_dense(function: str, operator: Any, arguments: Iterable[object]) -> No
             raise mistake(function, name, f"a tensor of layout {value.layout}", "a dense tensor; cu_seqlens packs sequences")
 
 
+_COMPILER = getattr(torch, "compiler", None)
+
+
 def is_compiling() -> bool:
     """Whether torch.compile is tracing (PyTorch 2), so that the values of tensors are not known."""
-    compiler = getattr(torch, "compiler", None)
-    return compiler is not None and compiler.is_compiling()
+    return _COMPILER is not None and _COMPILER.is_compiling()
 
 
 def check_absent(function: str, argument: str, value: object) -> None:
@@ -136,14 +138,17 @@ def widen_half(function: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     return (q, k, v) if q.is_cuda else (q.float(), k.float(), v.float())
 
 
+def check_rank(function: str, argument: str, tensor: object, axes: str) -> Tensor:
+    """Returns the tensor. Raises ValueError unless it is one and has as many axes as `axes`, for example "B T HV"."""
+    if isinstance(tensor, Tensor) and tensor.dim() == axes.count(" ") + 1:
+        return tensor
+    got = f"shape {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+    raise mistake(function, argument, got, f"a tensor [{axes.replace(' ', ', ')}]")
+
+
 def check_axes(function: str, argument: str, tensor: object, axes: str) -> dict[str, int]:
     """Returns the sizes of `axes`, for example "B T HV", by name. Raises ValueError unless the tensor has these axes."""
-    expected = f"a tensor [{axes.replace(' ', ', ')}]"
-    if not isinstance(tensor, Tensor):
-        raise mistake(function, argument, type(tensor).__name__, expected)
-    if tensor.dim() != len(axes.split()):
-        raise mistake(function, argument, f"shape {list(tensor.shape)}", expected)
-    return dict(zip(axes.split(), tensor.shape))
+    return dict(zip(axes.split(), check_rank(function, argument, tensor, axes).shape))
 
 
 def check_shape(function: str, argument: str, tensor: object, axes: str, sizes: Mapping[str, int]) -> None:

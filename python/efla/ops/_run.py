@@ -35,6 +35,17 @@ def _with_zeros(x: Tensor, batch: bool, tokens: bool) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 2) + (0, int(tokens and x.shape[1] == 0), 0, int(batch and x.shape[0] == 0)))
 
 
+def _without_zeros(x: Tensor, batch: bool, tokens: bool) -> Tensor:
+    """A result x [B, T, …] without the batch entry or the token that _with_zeros has appended."""
+    x = x[:, :0] if tokens else x
+    return x[:0] if batch else x
+
+
+def _laid_out(states: Tensor, state_v_first: bool) -> Tensor:
+    """States [..., K, V], or with state_v_first [..., V, K]."""
+    return states.transpose(-1, -2).contiguous() if state_v_first else states
+
+
 def _check_empty(
     function: str,
     q: Tensor,
@@ -99,7 +110,7 @@ def delta_rule(
     if g is not None:
         _check.check_tensors(function, g=g)
     if initial_state is not None:
-        _check.check_axes(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
+        _check.check_rank(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
     if cu_seqlens is not None:
         _check.check_cu_seqlens(function, cu_seqlens)
     given = q.dtype
@@ -142,22 +153,19 @@ def delta_rule(
         "ref" if q.dtype == torch.float64 else implementation,
     )
 
-    def cut(o: Tensor) -> Tensor:
-        o = o[:, :0] if no_tokens else o
-        return o[:0] if no_batch else o
-
-    def laid_out(states: Tensor) -> Tensor:
-        states = states[:0] if no_batch else states
-        return states.transpose(-1, -2).contiguous() if state_v_first else states
-
-    if not return_intermediate_states:
+    between = None
+    if return_intermediate_states:
+        _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
+        o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
+        between = _laid_out(_states_between(states, cu_seqlens, chunk_size), state_v_first)
+    else:
         try:
             o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments, output_final_state)
         except _check.Transformed:
             o, final_state, _ = _check.call(function, _func.DeltaRule.apply, *arguments)
-        return _check.as_dtype(cut(o) if empty else o, given), laid_out(final_state) if output_final_state else None, None
-    _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
-    o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
-    between = laid_out(_states_between(states, cu_seqlens, chunk_size))
-    between = between[:, :0] if no_tokens else between
-    return _check.as_dtype(cut(o) if empty else o, given), laid_out(final_state) if output_final_state else None, between
+    final_state = _laid_out(final_state, state_v_first) if output_final_state else None
+    if empty:
+        o = _without_zeros(o, no_batch, no_tokens)
+        between = None if between is None else _without_zeros(between, no_batch, no_tokens)
+        final_state = None if final_state is None else _without_zeros(final_state, no_batch, False)
+    return _check.as_dtype(o, given), final_state, between

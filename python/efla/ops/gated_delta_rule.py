@@ -13,15 +13,16 @@ from efla.ops._run import delta_rule
 
 def _decay(function: str, g: Tensor | None, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
     """g [B, T, HV] as it is, or the gate of it."""
-    sizes = _check.check_axes(function, "g", g, "B T HV")
+    g = _check.check_rank(function, "g", g, "B T HV")
     if not use_gate:
-        return cast(Tensor, g)
+        return g
+    sizes = _check.check_axes(function, "g", g, "B T HV")
     _check.check_shape(function, "A_log", A_log, "HV", sizes)
     _check.check_floating(function, g=g, A_log=A_log)
     if dt_bias is not None:
         _check.check_shape(function, "dt_bias", dt_bias, "HV", sizes)
         _check.check_floating(function, dt_bias=dt_bias)
-    return scalar_gate(cast(Tensor, g), cast(Tensor, A_log), dt_bias)
+    return scalar_gate(g, cast(Tensor, A_log), dt_bias)
 
 
 def chunk_gated_delta_rule(

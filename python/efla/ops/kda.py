@@ -21,9 +21,10 @@ def _decay(
     safe_gate: bool = False,
 ) -> Tensor:
     """g [B, T, HV, K] as it is, or the gate of it."""
-    sizes = _check.check_axes(function, "g", g, "B T HV K")
+    _check.check_rank(function, "g", g, "B T HV K")
     if not use_gate:
         return g
+    sizes = _check.check_axes(function, "g", g, "B T HV K")
     _check.check_floating(function, g=g)
     _check.check_lower_bound(function, lower_bound, safe_gate)
     if A_log is not None or lower_bound is None:
