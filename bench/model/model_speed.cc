@@ -14,17 +14,19 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bench/model/random_tokens.h"
 #include "bench/op/eager_delta.h"
 #include "bench/op_times.h"
 #include "bench/timing.h"
+#include "efla/base/check.h"
 #include "efla/data/digits.h"
 #include "efla/generate/advance.h"
 #include "efla/generate/session.h"
 #include "efla/io/tokens/token_folder.h"
-#include "efla/nn/layers/mixer.h"
+#include "efla/nn/layers/block.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/models/pixel_classifier.h"
@@ -46,24 +48,61 @@ constexpr std::int64_t kPrompt = 256, kDraws = 32;  // tokens
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-nn::Recurrence eager_recurrence(const EagerForm& form) {
-  nn::Recurrence recurrence;
-  recurrence.sequence = [form](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta) {
-    return std::get<0>(eager_chunk(q, k, v, beta, form));
-  };
-  recurrence.step = [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, Tensor& memory) {
-    Tensor o;
-    std::tie(o, memory) = eager_step(q, k, v, beta, memory);
-    return o;
-  };
-  return recurrence;
-}
+// A mixer without decay that computes its recurrence in eager LibTorch. Shares the parameters of another mixer.
+class EagerMixer : public nn::Mixer {
+ public:
+  EagerMixer(const nn::Mixer& mixer, const EagerForm& form) : nn::Mixer(mixer), form_(form) {}
 
-void set_recurrence(const torch::nn::Module& model, const nn::Recurrence& recurrence) {
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    if (auto* mixer = dynamic_cast<nn::Mixer*>(module.get())) mixer->set_recurrence(recurrence);
+ protected:
+  Tensor recur(const Inputs& inputs, const Tensor& cu_seqlens) const override {
+    Require("bench model")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens", "packed sequences",
+                           "one sequence");
+    const auto [q, k, v] = heads_of(inputs.qkv);
+    return std::get<0>(eager_chunk(q, k, v, inputs.beta, form_));
   }
-}
+  Tensor recur_step(const Inputs& inputs, Tensor& memory) const override {
+    const auto [q, k, v] = heads_of(inputs.qkv);
+    Tensor o;
+    std::tie(o, memory) = eager_step(q.select(1, 0), k.select(1, 0), v.select(1, 0), inputs.beta.select(1, 0), memory);
+    return o;
+  }
+
+ private:
+  EagerForm form_;
+};
+
+// Switches the layers of models between their mixers, which use the kernels, and EagerMixers.
+class Recurrences {
+ public:
+  explicit Recurrences(const EagerForm& form) : form_(form) {}
+
+  // Adds the layers of a model without decay.
+  void add(const torch::nn::Module& model) {
+    for (const auto& module : model.modules(/*include_self=*/false)) {
+      auto block = std::dynamic_pointer_cast<nn::Block>(module);
+      if (!block) continue;
+      const auto kernels = std::get<std::shared_ptr<nn::Mixer>>(block->mixer);
+      layers_.push_back({block, kernels, std::make_shared<EagerMixer>(*kernels, form_)});
+    }
+  }
+
+  const EagerForm& form() const { return form_; }
+  void use_kernels() const {
+    for (const auto& layer : layers_) layer.block->mixer = layer.kernels;
+  }
+  void use_eager() const {
+    for (const auto& layer : layers_) layer.block->mixer = layer.eager;
+  }
+
+ private:
+  struct Layer {
+    std::shared_ptr<nn::Block> block;
+    std::shared_ptr<nn::Mixer> kernels, eager;
+  };
+
+  EagerForm form_;
+  std::vector<Layer> layers_;
+};
 
 // Returns the fastest variant of the eager operator, forward and backward, on one thread, at the model's shape.
 EagerForm fastest_form(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
@@ -137,8 +176,6 @@ void report_model(const ModelSpeedOptions& options, std::int64_t parameters, con
          {"shares", shares}});
 }
 
-using Setter = std::function<void(const nn::Recurrence&)>;
-
 double gradient_norm(const Tensor& loss, const std::vector<Tensor>& parameters) {
   double squares = 0.0;
   for (const auto& gradient : torch::autograd::grad({loss}, parameters)) {
@@ -148,12 +185,11 @@ double gradient_norm(const Tensor& loss, const std::vector<Tensor>& parameters) 
 }
 
 // Throws unless the kernels and the eager operator give the same number.
-void require_agreement(const std::string& what, const Setter& set, const EagerForm& form,
-                       const std::function<double()>& number) {
+void require_agreement(const std::string& what, const Recurrences& recurrences, const std::function<double()>& number) {
   constexpr double kTolerance = 1e-4;
-  set(eager_recurrence(form));
+  recurrences.use_eager();
   const double eager = number();
-  set({});
+  recurrences.use_kernels();
   const double kernels = number();
   if (!(std::abs(kernels - eager) <= kTolerance * std::abs(kernels))) {
     throw std::runtime_error(
@@ -163,22 +199,22 @@ void require_agreement(const std::string& what, const Setter& set, const EagerFo
 
 // Times step() with the kernels and with the eager operator in interleaved runs, then profiles the kernels. `callers`
 // threads call LibTorch's operators.
-ModelResult measure_by_turns(const Setter& set, const std::function<void()>& step, const EagerForm& form,
+ModelResult measure_by_turns(const Recurrences& recurrences, const std::function<void()>& step,
                              const ModelSpeedOptions& options, int callers) {
   ModelResult result;
-  result.eager_form = name_of(form);
+  result.eager_form = name_of(recurrences.form());
   const auto timings = take_turns({[&] {
-                                     set({});
+                                     recurrences.use_kernels();
                                      step();
                                    },
                                    [&] {
-                                     set(eager_recurrence(form));
+                                     recurrences.use_eager();
                                      step();
                                    }},
                                   options.rounds);
   result.kernels = timings[0];
   result.eager = timings[1];
-  set({});
+  recurrences.use_kernels();
   result.shares = shares_of(step, callers);
   return result;
 }
@@ -201,16 +237,15 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
   train::DataParallel copies(
       options.threads, [&] { return task.add_copy(); }, default_pool());
   train::Trainer trainer(task, copies, train::update_options(training), *group);
-  const auto set = [&](const nn::Recurrence& recurrence) {
-    for (const auto& model : models) set_recurrence(*model, recurrence);
-  };
+  Recurrences recurrences(form);
+  for (const auto& model : models) recurrences.add(*model);
   const auto ids = torch::randint(config.vocab_size, {1, options.length + 1}, torch::kLong);
-  require_agreement("training", set, form, [&] {
+  require_agreement("training", recurrences, [&] {
     const auto& model = *models.front();
     return gradient_norm(model.loss(ids.slice(1, 0, options.length), ids.slice(1, 1)), model.parameters());
   });
   auto result = measure_by_turns(
-      set, [&] { trainer.step(); }, form, options, options.threads);
+      recurrences, [&] { trainer.step(); }, options, options.threads);
   group->shutdown();
   result.operation = "training";
   result.unit = "tokens";
@@ -222,8 +257,9 @@ ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageMo
   generate::Session session(model, 0);
   model.prefill(torch::randint(model.config().vocab_size, {1, kPrompt}, torch::kLong), session.state);
   session.pending = {0};
-  const auto set = [&](const nn::Recurrence& recurrence) { set_recurrence(model, recurrence); };
-  require_agreement("generating", set, {}, [&] {
+  Recurrences recurrences({});
+  recurrences.add(model);
+  require_agreement("generating", recurrences, [&] {
     auto state = session.state.clone();
     return model.step(torch::zeros({1}, torch::kLong), state).to(torch::kDouble).norm().item<double>();
   });
@@ -231,7 +267,7 @@ ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageMo
     generate::Advance advance(model, nullptr, nullptr, session);
     for (std::int64_t n = 0; n < kDraws; ++n) advance.draw({}, model.config().vocab_size, /*decode=*/true);
   };
-  auto result = measure_by_turns(set, draw, {}, options, 1);
+  auto result = measure_by_turns(recurrences, draw, options, 1);
   result.eager_form = "one token";
   result.operation = "generating";
   result.unit = "tokens";
@@ -274,16 +310,15 @@ void measure_classifier(const ModelSpeedOptions& options,
   train::Trainer trainer(task, copies, train::update_options(training), *group);
   const std::int64_t parameters = copies.parameters().size();
   fmt::print("{}, {} parameters, {} threads\n", options.model, parameters, options.threads);
-  const auto set = [&](const nn::Recurrence& recurrence) {
-    for (const auto& model : models) set_recurrence(*model, recurrence);
-  };
-  require_agreement("training", set, form, [&] {
+  Recurrences recurrences(form);
+  for (const auto& model : models) recurrences.add(*model);
+  require_agreement("training", recurrences, [&] {
     const std::vector<std::uint32_t> first{0, 1};
     const auto& model = *models.front();
     return gradient_norm(model.forward(eval::make_batch(images, first).pixels).square().sum(), model.parameters());
   });
   auto result = measure_by_turns(
-      set, [&] { trainer.step(); }, form, options, options.threads);
+      recurrences, [&] { trainer.step(); }, options, options.threads);
   result.operation = "training";
   result.unit = "images";
   result.amount = static_cast<double>(kImages);

@@ -10,11 +10,11 @@
 #include <string>
 
 #include "efla/base/error.h"
-#include "efla/nn/layers/attention.h"
-#include "efla/nn/layers/mixer.h"
+#include "efla/nn/layers/block.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/torch/autocast.h"
 #include "efla/torch/context.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::nn {
@@ -240,7 +240,8 @@ TEST(MixerPlan, HasTheProjectionsOfTheModuleSideBySide) {
                                .value_heads = preset.softmax ? 2 : 4,
                                .output_gate = gate};
       const MixerPlan plan(config);
-      auto p = parameters_of(Mixer(config, Initialiser(1)));
+      auto p = parameters_of(*std::visit([](const auto& mixer) -> std::shared_ptr<torch::nn::Module> { return mixer; },
+                                         Block({.mixer = config}, Initialiser(1)).mixer));
       std::int64_t columns = 0;
       for (const auto& projection : plan.projections) {
         EXPECT_EQ(projection.columns.first, columns) << projection.name;
@@ -353,8 +354,9 @@ TEST(Attention, OneTokenAtATimeAttendsToAllBefore) {
   EXPECT_LE(max_difference(cache.values(), prefilled.values()), 1e-5);
 }
 
-TEST(Mixer, SoftmaxIsCausalAttention) {
-  const Mixer mixer({.mixer = "softmax", .hidden = 16, .heads = 2, .conv = 0, .output_norm = false}, Initialiser(1));
+TEST(SoftmaxMixer, IsCausalAttention) {
+  const SoftmaxMixer mixer({.mixer = "softmax", .hidden = 16, .heads = 2, .conv = 0, .output_norm = false},
+                           Initialiser(1));
   const auto p = parameters_of(mixer);
   const auto x = random_tensor({1, 9, 16}, 1).to(torch::kFloat);
   const auto branch = [&](const char* name) {
@@ -372,6 +374,31 @@ TEST(Mixer, SoftmaxIsCausalAttention) {
   }
   const auto expected = torch::stack(rows).unsqueeze(0).matmul(p.at("o_proj.weight").t());
   EXPECT_LE(max_difference(mixer.forward(x), expected), 1e-5);
+}
+
+TEST(SoftmaxMixer, HasTheParametersOfAMixer) {
+  MixerConfig config{.mixer = "softmax", .hidden = 16, .heads = 2, .output_gate = OutputGate::sigmoid};
+  const auto p = parameters_of(SoftmaxMixer(config, Initialiser(1)));
+  config.mixer = "linear";  // neither has a projection of β
+  const auto expected = parameters_of(Mixer(config, Initialiser(1)));
+  ASSERT_EQ(p.size(), expected.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(torch::equal(p.at(name), tensor)) << name;
+}
+
+TEST(SoftmaxMixer, NamesWhatIsWrong) {
+  const MixerConfig config{.mixer = "softmax", .hidden = 16, .heads = 2};
+  const SoftmaxMixer mixer(config, Initialiser(1));
+  const auto x = torch::zeros({1, 5, 16});
+  test::expect_error(
+      [&] {
+        mixer.forward(x, torch::tensor({0, 2, 5}, torch::kLong));
+      },
+      "cu_seqlens", "packed sequences, and softmax");
+  EXPECT_TRUE(torch::equal(mixer.forward(x, torch::tensor({0, 5}, torch::kLong)), mixer.forward(x)));
+  test::expect_error([&] { Mixer(config, Initialiser(1)); }, "mixer", "got 'softmax', expected a delta rule");
+  test::expect_error([&] { SoftmaxMixer({}, Initialiser(1)); }, "mixer", "got 'efla', expected softmax");
+  test::expect_error([&] { SoftmaxMixer({.mixer = "softmax", .hidden = 16, .key_dim = 8}, Initialiser(1)); }, "key_dim",
+                     "hidden / heads for softmax attention");
 }
 
 TEST(PixelClassifier, HasItsParametersByName) {

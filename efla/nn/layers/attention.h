@@ -94,6 +94,8 @@ class Attention : public torch::nn::Module {
   // Maps x [B, T, D] to [B, T, D], without the residual. cu_seqlens is as in Mixer; positions start at 0 in each
   // sequence. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
+  // Returns whether this function waits for a GPU to read cu_seqlens on the CPU.
+  bool waits_for_gpu() const { return true; }
 
   // Does the same for tokens that follow those in the cache, and appends them to the cache. Not differentiable.
   torch::Tensor forward(const torch::Tensor& x, KeyValueCache& cache) const;

@@ -2,6 +2,7 @@
 // softmax_mixer.h), the inference on a CPU and the decoder on a GPU read the same plan.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -62,6 +63,8 @@ struct Projection {
 };
 
 struct MixerPlan {
+  static constexpr std::size_t kQkv = 3;  // the first projections are of q, k and v
+
   // Plans a mixer for a configuration that validate accepts.
   explicit MixerPlan(const MixerConfig& config);
 

@@ -55,4 +55,22 @@ torch::Tensor Initialiser::weight(at::IntArrayRef sizes, std::int64_t inputs) co
   return uniform("weight", sizes, 1.0 / std::sqrt(static_cast<double>(inputs)));
 }
 
+std::shared_ptr<Weight> add_projection(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
+                                       std::int64_t out, std::int64_t in) {
+  torch::nn::Module* parent = &owner;
+  const auto dot = name.find('.');
+  if (dot != std::string::npos) {
+    const std::string outer = name.substr(0, dot);
+    const auto children = owner.named_children();
+    parent = children.contains(outer) ? children[outer].get()
+                                      : owner.register_module(outer, std::make_shared<torch::nn::Module>()).get();
+  }
+  const std::string inner = name.substr(dot == std::string::npos ? 0 : dot + 1);
+  return parent->register_module(inner, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
+}
+
+std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const std::string& name, std::int64_t width) {
+  return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
+}
+
 }  // namespace efla::nn

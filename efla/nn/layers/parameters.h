@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -53,5 +54,13 @@ class Weight : public torch::nn::Module {
 inline torch::Tensor linear_weight(const Initialiser& init, std::int64_t out, std::int64_t in) {
   return init.weight({out, in}, in);
 }
+
+// Registers a projection [out, in] in a module. A dot in the name separates modules: "f_proj.0" is registered in the
+// module f_proj, which is added if it is missing.
+std::shared_ptr<Weight> add_projection(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
+                                       std::int64_t out, std::int64_t in);
+
+// Registers the weight [width] of a norm, with ones, in a module.
+std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const std::string& name, std::int64_t width);
 
 }  // namespace efla::nn

@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/cross_entropy.h"
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/layers/lookup.h"
@@ -25,10 +24,6 @@ constexpr const char* kName = "language model";
 // Tokens per step of a prefill, over all sequences. A GPU needs more tokens at once than a CPU to be busy.
 constexpr std::int64_t kPrefillTokens = 2048, kPrefillTokensOnGpu = 8192;
 
-std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std::int64_t width) {
-  return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
-}
-
 void require_room_for(const LanguageModelConfig& config) {
   require_memory("language model", "sizes vocab_size, hidden_size, num_hidden_layers", "parameters",
                  sizeof(float) * config.least_parameters());
@@ -46,30 +41,22 @@ LanguageModel::LanguageModel(const LanguageModelConfig& config, const Initialise
   embeddings_ = model->register_module("embeddings", table(init.within("model").within("embeddings")));
   const auto stack = model->register_module("layers", std::make_shared<torch::nn::Module>());
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    layers_.push_back(add_layer(*stack, i, init.within("model").within("layers")));
+    const auto name = std::to_string(i);
+    const auto part = init.within("model").within("layers").within(name);
+    layers_.push_back(stack->register_module(name, std::make_shared<Block>(block_config(i), part)));
   }
   norm_ = add_norm(*model, "norm", config.hidden_size);
   head_ = config.tie_word_embeddings ? embeddings_ : register_module("lm_head", table(init.within("lm_head")));
 }
 
-LanguageModel::Layer LanguageModel::add_layer(torch::nn::Module& stack, std::int64_t index,
-                                              const Initialiser& init) const {
-  const auto name = std::to_string(index);
-  const auto module = stack.register_module(name, std::make_shared<torch::nn::Module>());
-  const auto part = init.within(name);
-  Layer layer;
-  layer.attn_norm = add_norm(*module, "attn_norm", config_.hidden_size);
+BlockConfig LanguageModel::block_config(std::int64_t index) const {
+  BlockConfig block{.mixer_name = "attn", .mlp_width = config_.mlp_width(), .norm_eps = config_.norm_eps};
   if (config_.is_attention(index)) {
-    layer.attention =
-        module->register_module("attn", std::make_shared<Attention>(config_.attention_config(), part.within("attn")));
+    block.mixer = config_.attention_config();
   } else {
-    layer.mixer = module->register_module("attn", std::make_shared<Mixer>(config_.mixer_config(), part.within("attn")));
+    block.mixer = config_.mixer_config();
   }
-  layer.mlp_norm = add_norm(*module, "mlp_norm", config_.hidden_size);
-  layer.mlp = module->register_module(
-      "mlp", std::make_shared<Mlp>(config_.hidden_size, config_.mlp_width(), part.within("mlp")));
-  layer.parameters = module->parameters();
-  return layer;
+  return block;
 }
 
 std::int64_t LanguageModel::parameter_count() const {
@@ -90,17 +77,6 @@ void LanguageModel::check_ids(const Tensor& ids, std::int64_t rank) const {
   }
 }
 
-std::pair<Tensor, Tensor> LanguageModel::sum_and_norm(const Stream& stream, const Weight& weight) const {
-  return autograd::add_rms_norm(stream.x, stream.branch, weight.value, config_.norm_eps);
-}
-
-LanguageModel::Stream LanguageModel::layer_output(const Layer& layer, const Stream& in,
-                                                  const std::function<Tensor(const Tensor&)>& mix) const {
-  const auto [x, mixer_input] = sum_and_norm(in, *layer.attn_norm);
-  const auto [y, mlp_input] = sum_and_norm({x, mix(mixer_input)}, *layer.mlp_norm);
-  return {y, layer.mlp->forward(mlp_input)};
-}
-
 Tensor LanguageModel::checked_cu_seqlens(const Tensor& ids, const Tensor& cu_seqlens) const {
   check_ids(ids, 2);
   if (!cu_seqlens.defined()) return {};
@@ -115,23 +91,17 @@ Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const 
 Tensor LanguageModel::hidden_of(const Tensor& ids, const Tensor& cu_seqlens) const {
   Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (const auto& layer : layers_) {
-    // The backward calls `output` again after this function has returned.
-    const auto output = [this, &layer, cu_seqlens](const Stream& input) {
-      return layer_output(layer, input, [&](const Tensor& normed) {
-        return layer.mixer ? layer.mixer->forward(normed, cu_seqlens) : layer.attention->forward(normed, cu_seqlens);
-      });
-    };
     if (!recompute_) {
-      stream = output(stream);
+      stream = layer->forward(stream, cu_seqlens);
       continue;
     }
-    const auto summed = [output](const Tensor& x) {
-      const Stream out = output({x, {}});
+    const auto summed = [layer, cu_seqlens](const Tensor& x) {
+      const Stream out = layer->forward({x, {}}, cu_seqlens);
       return out.x + out.branch;
     };
-    stream = {autograd::recompute(summed, stream.x, layer.parameters), {}};
+    stream = {autograd::recompute(summed, stream.x, layer->parameters()), {}};
   }
-  return sum_and_norm(stream, *norm_).second;
+  return add_and_norm(stream, *norm_, config_.norm_eps).second;
 }
 
 Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const {
@@ -153,8 +123,7 @@ Tensor LanguageModel::loss_of_checked(const Tensor& ids, const Tensor& targets, 
 }
 
 bool LanguageModel::waits_for_gpu() const {
-  return !std::all_of(layers_.begin(), layers_.end(),
-                      [](const Layer& layer) { return layer.mixer && !layer.mixer->waits_for_gpu(); });
+  return std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->waits_for_gpu(); });
 }
 
 void LanguageModel::check_state(const LanguageModelState& state, std::int64_t batch) const {
@@ -171,28 +140,31 @@ LanguageModelState LanguageModel::initial_state(std::int64_t batch) const {
   LanguageModelState state;
   state.batch = batch;
   for (const auto& layer : layers_) {
-    if (layer.mixer) {
-      state.layers.emplace_back(layer.mixer->initial_state(batch));
+    if (const auto* mixer = std::get_if<std::shared_ptr<Mixer>>(&layer->mixer)) {
+      state.layers.emplace_back((*mixer)->initial_state(batch));
     } else {
-      state.layers.emplace_back(layer.attention->initial_cache(batch));
+      state.layers.emplace_back(std::get<std::shared_ptr<Attention>>(layer->mixer)->initial_cache(batch));
     }
   }
   return state;
 }
 
 Tensor LanguageModel::mix(std::size_t index, const Tensor& normed, LanguageModelState& state) const {
-  const auto& layer = layers_[index];
-  return layer.mixer ? layer.mixer->forward(normed, std::get<MixerState>(state.layers[index]))
-                     : layer.attention->forward(normed, std::get<KeyValueCache>(state.layers[index]));
+  const auto& own = layers_[index]->mixer;
+  auto& memory = state.layers[index];
+  if (const auto* mixer = std::get_if<std::shared_ptr<Mixer>>(&own)) {
+    return (*mixer)->forward(normed, std::get<MixerState>(memory));
+  }
+  return std::get<std::shared_ptr<Attention>>(own)->forward(normed, std::get<KeyValueCache>(memory));
 }
 
 Tensor LanguageModel::stack_output(const Tensor& ids,
                                    const std::function<Tensor(std::size_t, const Tensor&)>& mix) const {
   Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    stream = layer_output(layers_[i], stream, [&](const Tensor& normed) { return mix(i, normed); });
+    stream = layers_[i]->forward(stream, [&](const Tensor& normed) { return mix(i, normed); });
   }
-  return sum_and_norm(stream, *norm_).second;
+  return add_and_norm(stream, *norm_, config_.norm_eps).second;
 }
 
 Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
@@ -205,7 +177,8 @@ Tensor LanguageModel::advance_packed(const Tensor& ids, const Tensor& cu_seqlens
   if (config_.has_attention()) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
   const PackedWindows windows(cu_seqlens, ids.size(1), config_.mixer_config().conv);
   return stack_output(ids, [&](std::size_t i, const Tensor& normed) {
-    return layers_[i].mixer->forward(normed, windows, std::get<MixerState>(state.layers[i]));
+    const auto& mixer = std::get<std::shared_ptr<Mixer>>(layers_[i]->mixer);
+    return mixer->forward(normed, windows, std::get<MixerState>(state.layers[i]));
   });
 }
 

@@ -8,12 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include "efla/nn/layers/attention.h"
-#include "efla/nn/layers/mixer.h"
-#include "efla/nn/layers/mlp.h"
+#include "efla/nn/layers/block.h"
 #include "efla/nn/models/language_model_config.h"
 #include "efla/nn/models/language_model_state.h"
 
@@ -81,29 +78,11 @@ class LanguageModel : public torch::nn::Module {
   void check_state(const LanguageModelState& state, std::int64_t batch) const;
 
  private:
-  struct Layer {
-    std::shared_ptr<Weight> attn_norm, mlp_norm;
-    std::shared_ptr<Mixer> mixer;  // either a mixer or an attention
-    std::shared_ptr<Attention> attention;
-    std::shared_ptr<Mlp> mlp;
-    std::vector<torch::Tensor> parameters;
-  };
-
-  // The residual stream x + branch [B, T, D]; the next norm adds the branch. An undefined branch counts as zeros.
-  struct Stream {
-    torch::Tensor x, branch;
-  };
-
   // Checks ids [B, T] and cu_seqlens and returns cu_seqlens on the device of ids; undefined stays undefined.
   torch::Tensor checked_cu_seqlens(const torch::Tensor& ids, const torch::Tensor& cu_seqlens) const;
   // Computes hidden() from checked arguments.
   torch::Tensor hidden_of(const torch::Tensor& ids, const torch::Tensor& cu_seqlens) const;
-  Layer add_layer(torch::nn::Module& stack, std::int64_t index, const Initialiser& init) const;
-  // Returns {x + branch, its norm}.
-  std::pair<torch::Tensor, torch::Tensor> sum_and_norm(const Stream& stream, const Weight& weight) const;
-  // Computes a layer with `mix` as its attn.
-  Stream layer_output(const Layer& layer, const Stream& in,
-                      const std::function<torch::Tensor(const torch::Tensor&)>& mix) const;
+  BlockConfig block_config(std::int64_t index) const;
   // Returns the input of the head after all layers, each with mix(index, normed) as its attn.
   torch::Tensor stack_output(const torch::Tensor& ids,
                              const std::function<torch::Tensor(std::size_t, const torch::Tensor&)>& mix) const;
@@ -113,7 +92,7 @@ class LanguageModel : public torch::nn::Module {
   LanguageModelConfig config_;
   bool recompute_ = false;
   std::shared_ptr<Weight> embeddings_, norm_, head_;
-  std::vector<Layer> layers_;
+  std::vector<std::shared_ptr<Block>> layers_;
 };
 
 }  // namespace efla::nn

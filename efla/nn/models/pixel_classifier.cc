@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
 #include "efla/base/memory.h"
 #include "efla/io/fields.h"
@@ -18,7 +17,7 @@ using nlohmann::json;
 
 constexpr const char* kClassifier = "pixel classifier";
 constexpr std::int64_t kMaxClassifierLayers = 64, kMaxTokens = 1 << 20, kMaxClasses = 1 << 16;
-constexpr double kMaxMlpRatio = 64.0;
+constexpr double kMaxMlpRatio = 64.0, kClassifierNormEps = 1e-6;
 
 // Small compared with a pixel's contribution to a token's vector.
 constexpr double kPositionDeviation = 0.02;
@@ -74,9 +73,6 @@ PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint6
   const std::int64_t width = config.hidden;
   require_memory(kClassifier, "sizes hidden, layers", "parameters", sizeof(float) * config.least_parameters());
   const Initialiser init(seed);
-  const auto add_norm = [width](torch::nn::Module& owner, const char* name) {
-    return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
-  };
   embedding_ = register_parameter("embedding", init.uniform("embedding", {1, width}, 1.0));
   if (config.positions) {
     positions_ = register_parameter("positions", init.normal("positions", {config.tokens, width}, kPositionDeviation));
@@ -84,21 +80,14 @@ PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint6
   bias_ = register_parameter("embedding_bias", init.uniform("embedding_bias", {width}, 1.0));
 
   const auto stack = register_module("layers", std::make_shared<torch::nn::Module>());
+  const BlockConfig block{
+      .mixer = config.mixer_config(), .mlp_width = config.mlp_width(), .norm_eps = kClassifierNormEps};
   for (std::int64_t i = 0; i < config.layers; ++i) {
     const auto name = std::to_string(i);
-    const auto module = stack->register_module(name, std::make_shared<torch::nn::Module>());
-    const auto layer_init = init.within("layers").within(name);
-    Layer layer;
-    layer.mixer_norm = add_norm(*module, "mixer_norm");
-    layer.mixer =
-        module->register_module("mixer", std::make_shared<Mixer>(config.mixer_config(), layer_init.within("mixer")));
-    if (const auto inner = config.mlp_width(); inner > 0) {
-      layer.mlp_norm = add_norm(*module, "mlp_norm");
-      layer.mlp = module->register_module("mlp", std::make_shared<Mlp>(width, inner, layer_init.within("mlp")));
-    }
-    layers_.push_back(std::move(layer));
+    const auto part = init.within("layers").within(name);
+    layers_.push_back(stack->register_module(name, std::make_shared<Block>(block, part)));
   }
-  norm_ = add_norm(*this, "norm");
+  norm_ = add_norm(*this, "norm", width);
   head_ = register_module("head", std::make_shared<Weight>(linear_weight(init.within("head"), config.classes, width)));
   head_bias_ = register_parameter("head_bias", torch::zeros({config.classes}));
 }
@@ -107,11 +96,9 @@ torch::Tensor PixelClassifier::forward(const torch::Tensor& pixels) const {
   // A matrix product: its gradient with respect to the embedding is also one and needs no large temporary.
   auto x = torch::matmul(pixels.unsqueeze(-1), embedding_);  // [B, T, D]
   x = x + (positions_.defined() ? positions_ + bias_ : bias_);
-  for (const auto& layer : layers_) {
-    x = x + layer.mixer->forward(autograd::rms_norm(x, layer.mixer_norm->value));
-    if (layer.mlp) x = x + layer.mlp->forward(autograd::rms_norm(x, layer.mlp_norm->value));
-  }
-  x = autograd::rms_norm(x, norm_->value);
+  Stream stream{x, {}};
+  for (const auto& layer : layers_) stream = layer->forward(stream);
+  x = add_and_norm(stream, *norm_, kClassifierNormEps).second;
   const auto pooled = config_.pooling == "mean" ? x.mean(1) : x.select(1, x.size(1) - 1);  // [B, D]
   return torch::addmm(head_bias_, pooled, head_->value.t());
 }

@@ -12,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "efla/nn/layers/mixer.h"
-#include "efla/nn/layers/mlp.h"
+#include "efla/nn/layers/block.h"
 
 namespace efla::nn {
 
@@ -52,15 +51,9 @@ class PixelClassifier : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& pixels) const;
 
  private:
-  struct Layer {
-    std::shared_ptr<Weight> mixer_norm, mlp_norm;
-    std::shared_ptr<Mixer> mixer;
-    std::shared_ptr<Mlp> mlp;
-  };
-
   PixelClassifierConfig config_;
   torch::Tensor embedding_, bias_, positions_;  // [1, D], [D], [tokens, D]
-  std::vector<Layer> layers_;
+  std::vector<std::shared_ptr<Block>> layers_;
   std::shared_ptr<Weight> norm_, head_;
   torch::Tensor head_bias_;  // [classes]
 };

@@ -5,13 +5,11 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/lookup.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
-#include "efla/nn/models/language_model_config.h"
 
 namespace efla::nn {
 namespace {
@@ -21,10 +19,6 @@ using torch::Tensor;
 constexpr const char* kSequenceModel = "sequence model";
 constexpr double kSequenceNormEps = 1e-5, kEmbeddingDeviation = 0.02;
 constexpr std::int64_t kDecoderLayers = 2;
-
-std::shared_ptr<Weight> add_ones(torch::nn::Module& owner, const std::string& name, std::int64_t width) {
-  return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
-}
 
 Tensor normed(const Tensor& x, const Weight& weight) { return autograd::rms_norm(x, weight.value, kSequenceNormEps); }
 
@@ -45,13 +39,12 @@ void require_room_for(const SequenceModelConfig& config) {
 }  // namespace
 
 MixerConfig SequenceModelConfig::mixer_config() const {
-  LanguageModelConfig config;
-  config.mixer = mixer;
-  config.hidden_size = hidden;
-  config.num_heads = heads;
-  config.head_dim = head_dim;
+  MixerConfig config{.mixer = mixer, .hidden = hidden, .heads = heads};
+  config.key_dim = config.value_dim = head_dim;
+  const Gate gate = mixer_preset(mixer).gate;
+  if (gate != Gate::none) config.output_gate = output_gate_beside(gate);
   config.norm_eps = kSequenceNormEps;
-  return config.mixer_config();
+  return config;
 }
 
 double SequenceModelConfig::least_parameters() const {
@@ -88,32 +81,24 @@ SequenceModel::SequenceModel(const SequenceModelConfig& config, const Initialise
     : config_((validate(config), require_room_for(config), config)) {
   const auto embedding = init.within("embeddings").normal("weight", {config.vocab, config.hidden}, kEmbeddingDeviation);
   embeddings_ = register_module("embeddings", std::make_shared<Weight>(embedding));
-  for (std::int64_t i = 0; i < config.layers; ++i) add_layer("layer" + std::to_string(i), init);
+  const BlockConfig block{.mixer = config.mixer_config(), .mlp_width = config.inner(), .norm_eps = kSequenceNormEps};
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    const auto name = "layer" + std::to_string(i);
+    layers_.push_back(register_module(name, std::make_shared<Block>(block, init.within(name))));
+  }
   for (std::int64_t i = 0; config.reconstructs && i < kDecoderLayers; ++i) {
     add_decoder_layer("decoder" + std::to_string(i), init);
   }
-  norm_ = add_ones(*this, "norm", config.hidden);
+  norm_ = add_norm(*this, "norm", config.hidden);
   head_ = register_module("head",
                           std::make_shared<Weight>(linear_weight(init.within("head"), config.vocab, config.hidden)));
   head_bias_ = head_->register_parameter("bias", torch::zeros({config.vocab}));
 }
 
-void SequenceModel::add_layer(const std::string& name, const Initialiser& init) {
-  const auto module = register_module(name, std::make_shared<torch::nn::Module>());
-  const auto part = init.within(name);
-  Layer layer;
-  layer.mixer_norm = add_ones(*module, "mixer_norm", config_.hidden);
-  layer.mixer = module->register_module("mixer", std::make_shared<Mixer>(config_.mixer_config(), part.within("mixer")));
-  layer.mlp_norm = add_ones(*module, "mlp_norm", config_.hidden);
-  layer.mlp =
-      module->register_module("mlp", std::make_shared<Mlp>(config_.hidden, config_.inner(), part.within("mlp")));
-  layers_.push_back(std::move(layer));
-}
-
 void SequenceModel::add_decoder_layer(const std::string& name, const Initialiser& init) {
   const auto module = register_module(name, std::make_shared<torch::nn::Module>());
   DecoderLayer layer;
-  layer.norm = add_ones(*module, "norm", config_.hidden);
+  layer.norm = add_norm(*module, "norm", config_.hidden);
   const auto weight = linear_weight(init.within(name).within("linear"), config_.hidden, config_.hidden);
   layer.linear = module->register_module("linear", std::make_shared<Weight>(weight));
   layer.bias = layer.linear->register_parameter("bias", torch::zeros({config_.hidden}));
@@ -132,19 +117,12 @@ Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
 }
 
 Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
-  auto x = autograd::embedding(embeddings_->value, ids);
-  Tensor branch;  // not yet added to x
-  const auto add_and_norm = [&](const Weight& weight) {
-    const auto [sum, norm] = autograd::add_rms_norm(x, branch, weight.value, kSequenceNormEps);
-    x = sum;
-    return norm;
-  };
-  for (const auto& layer : layers_) {
-    branch = layer.mixer->forward(add_and_norm(*layer.mixer_norm));
-    branch = layer.mlp->forward(add_and_norm(*layer.mlp_norm));
-  }
-  const auto read = config_.reconstructs ? normed(decoded(x + branch, places), *norm_)
-                                         : autograd::rows_at(add_and_norm(*norm_).flatten(0, 1), places);
+  Stream stream{autograd::embedding(embeddings_->value, ids), {}};
+  for (const auto& layer : layers_) stream = layer->forward(stream);
+  const auto read =
+      config_.reconstructs
+          ? normed(decoded(stream.x + stream.branch, places), *norm_)
+          : autograd::rows_at(add_and_norm(stream, *norm_, kSequenceNormEps).second.flatten(0, 1), places);
   return torch::addmm(head_bias_, read, head_->value.t()).to(torch::kFloat);
 }
 

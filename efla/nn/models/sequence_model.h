@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/nn/layers/mixer.h"
-#include "efla/nn/layers/mlp.h"
+#include "efla/nn/layers/block.h"
 
 namespace efla::nn {
 
@@ -51,24 +50,18 @@ class SequenceModel : public torch::nn::Module {
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& places) const;
 
  private:
-  struct Layer {
-    std::shared_ptr<Weight> mixer_norm, mlp_norm;
-    std::shared_ptr<Mixer> mixer;
-    std::shared_ptr<Mlp> mlp;
-  };
   struct DecoderLayer {
     std::shared_ptr<Weight> norm, linear;
     torch::Tensor bias;
   };
 
-  void add_layer(const std::string& name, const Initialiser& init);
   void add_decoder_layer(const std::string& name, const Initialiser& init);
   torch::Tensor decoded(const torch::Tensor& x, const torch::Tensor& places) const;  // [B, T, D] → [M, D]
 
   SequenceModelConfig config_;
   std::shared_ptr<Weight> embeddings_, norm_, head_;
   torch::Tensor head_bias_;
-  std::vector<Layer> layers_;
+  std::vector<std::shared_ptr<Block>> layers_;
   std::vector<DecoderLayer> decoder_;
 };
 
