@@ -25,11 +25,19 @@ def text_of(path):
         return files.extractfile(member).read().decode("utf-8")
 
 
+def lines_of(path):
+    return [json.loads(line) for line in text_of(path).splitlines()]
+
+
+def is_environment(line):
+    return list(line) == ["environment"]
+
+
 def read(path):
     """Returns the results in a file, each with its environment inside."""
     found, whole, environment = [], {}, {}
-    for line in map(json.loads, text_of(path).splitlines()):
-        if list(line) != ["environment"]:
+    for line in lines_of(path):
+        if not is_environment(line):
             found.append({"environment": {} if "gpu" in line else environment, **line})
         elif "part" in line["environment"]:
             environment = {**whole, **line["environment"]}
@@ -47,18 +55,21 @@ def shortened(value):
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def folded(results):
-    """Returns the lines of a file for results that have their environment inside."""
-    lines, last = [], {}
-    for result in results:
-        environment = result.pop("environment", {})
-        if "gpu" in result:
-            environment = {**environment, **{key: result.pop(key) for key in SHARED if key in result}}
-        if environment != last:
-            lines.append({"environment": environment})
-            last = environment
-        lines.append(shortened(result))
-    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+def folded(lines):
+    """Returns the text of a file in which results that have their environment inside, or a GPU's fields, share lines for it."""
+    kept, last = [], {}
+    for line in lines:
+        if is_environment(line):
+            kept.append(line)
+            last = line["environment"]
+            continue
+        if "environment" in line or "gpu" in line:
+            environment = {**line.pop("environment", {}), **{key: line.pop(key) for key in SHARED if key in line}}
+            if environment != last:
+                kept.append({"environment": environment})
+                last = environment
+        kept.append(shortened(line))
+    return "".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in kept)
 
 
 def last_run(path):
@@ -88,4 +99,4 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     for name in sys.argv[1:]:
-        pathlib.Path(name).write_text(folded(read(name)), "utf-8")
+        pathlib.Path(name).write_text(folded(lines_of(name)), "utf-8")
