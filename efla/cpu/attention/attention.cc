@@ -40,6 +40,7 @@ struct TaskScratch {
   float* tail;          // [kAttentionBlock, kLanes] the last value columns, if they fill no vector
   std::int32_t* limit;  // [rows] keys of the block that a row uses
   AttentionSums segment, total;
+  Ahead ahead = {};
 
   TaskScratch(const AttentionShape& shape, Arena& arena, std::int64_t rows)
       : query_stride(round_up(shape.key_dim, kLanes)),
@@ -63,15 +64,16 @@ template <class S>
 struct Block {
   const S* keys;  // [K, kAttentionBlock]
   std::int64_t key_stride;
-  const S* values;         // [kAttentionBlock, V]
-  std::int64_t row, rows;  // the rows of the task that use the block
+  const S* values;        // [kAttentionBlock, V]
+  std::int64_t row, end;  // the rows of the task that use the block
+  const S* next_keys;     // of the block that the task computes next, or nothing
 };
 
 // scores[r] += q_r · keys over the channels [begin, end), for rows of a tile.
 template <class S>
 struct ScoreTile {
   const Block<S>& block;
-  const TaskScratch& s;
+  TaskScratch& s;
   std::int64_t begin, end;
 
   template <int M>
@@ -83,7 +85,7 @@ struct ScoreTile {
       RowTile<M, N> tile;
       begin == 0 ? tile.zero() : tile.load(scores, kAttentionBlock);
       tile.multiply_add(s.q + row * s.query_stride + begin, s.query_stride, block.keys + begin * block.key_stride + key,
-                        block.key_stride, end - begin);
+                        block.key_stride, end - begin, s.ahead);
       tile.store(scores, kAttentionBlock);
     }
   }
@@ -92,7 +94,7 @@ struct ScoreTile {
 // O ← c O + weights · values for a slice of N vectors of columns from `column` on, for rows of a tile.
 template <int kWidth, class V>
 struct ValueTile {
-  const TaskScratch& s;
+  TaskScratch& s;
   const V* values;  // the slice's first column
   std::int64_t value_stride, column;
 
@@ -106,7 +108,7 @@ struct ValueTile {
       RowTile<M, N> tile;
       tile.load(sums, s.segment.value_stride);
       tile.scale(s.factors + row);
-      tile.multiply_add(weights, kAttentionBlock, values + n * kLanes, value_stride, limit[0]);
+      tile.multiply_add(weights, kAttentionBlock, values + n * kLanes, value_stride, limit[0], s.ahead);
       tile.multiply_add_rest(weights, kAttentionBlock, values + n * kLanes, value_stride, limit[0], limit);
       tile.store(sums, s.segment.value_stride);
     }
@@ -142,13 +144,15 @@ HWY_NOINLINE float weigh(float* HWY_RESTRICT scores, std::int64_t limit, float s
 // Computes the block for all of its rows.
 template <class S>
 HWY_INLINE void attend_block(const AttentionShape& shape, const Block<S>& block, float scale, TaskScratch& s) {
-  const std::int64_t row = block.row, end = block.row + block.rows;
+  const std::int64_t row = block.row, end = block.end;
+  s.ahead = Ahead(block.values, s.limit[end - 1] * shape.value_dim);
   for (std::int64_t i = 0; i < shape.key_dim; i += kKeyDepth) {
     for_row_tiles(row, end, ScoreTile<S>{block, s, i, std::min(i + kKeyDepth, shape.key_dim)});
   }
   for (std::int64_t r = row; r < end; ++r) {
     s.factors[r] = weigh(s.scores + r * kAttentionBlock, s.limit[r], scale, s.segment.largest[r], s.segment.weights[r]);
   }
+  s.ahead = Ahead(block.next_keys, shape.key_dim * kAttentionBlock);
   std::int64_t j = 0;
   for (; j + kSlice <= shape.value_dim; j += kSlice) {
     for_row_tiles(row, end, ValueTile<kSliceVectors, S>{s, block.values + j, shape.value_dim, j});
@@ -164,8 +168,8 @@ HWY_INLINE void attend_block(const AttentionShape& shape, const Block<S>& block,
 }
 
 // Merges the sums of a segment into the sums of all earlier segments, for rows [begin, end).
-HWY_NOINLINE void merge(const AttentionSums& segment, std::int64_t begin, std::int64_t end,
-                        const AttentionSums& total) {
+HWY_NOINLINE void merge_rows(const AttentionSums& segment, std::int64_t begin, std::int64_t end,
+                             const AttentionSums& total) {
   const FloatTag d;
   const hn::CappedTag<float, 1> d1;
   for (std::int64_t r = begin; r < end; ++r) {
@@ -189,11 +193,16 @@ HWY_INLINE void clear(const AttentionSums& sums, std::int64_t rows) {
   std::fill_n(sums.values, rows * sums.value_stride, 0.0F);
 }
 
-// Returns the first of a task's rows whose token is at least `token` of the text.
-template <class S>
-HWY_INLINE std::int64_t first_row_from(const AttentionForward<S>& p, const AttentionRows& rows, std::int64_t token) {
+// Calls f(row, end, head) per head for the task's rows whose token is at least `token` of the text.
+template <class S, class F>
+HWY_INLINE void for_heads(const AttentionForward<S>& p, const AttentionRows& rows, std::int64_t token, const F& f) {
   const std::int64_t first = p.runs[static_cast<std::size_t>(rows.run)].begin + rows.token;
-  return std::max<std::int64_t>(0, token - first) * p.shape.group();
+  const std::int64_t skipped = std::max<std::int64_t>(0, token - first) * p.shape.group();
+  const std::int64_t per_head = rows.per_head(p.shape);
+  for (std::int64_t head = rows.head; head < rows.head_end; ++head) {
+    const std::int64_t row = (head - rows.head) * per_head;
+    f(row + skipped, row + per_head, head);
+  }
 }
 
 // Computes the sums of one segment for the task's rows.
@@ -202,29 +211,45 @@ HWY_INLINE void attend_segment(const AttentionForward<S>& p, const AttentionRows
                                TaskScratch& s) {
   const AttentionShape& shape = p.shape;
   const AttentionRun<S>& run = p.runs[static_cast<std::size_t>(rows.run)];
-  const std::int64_t count = rows.count(shape), first = run.begin + rows.token;
-  const std::int64_t begin = segment * kAttentionSegment,
-                     end = std::min(begin + kAttentionSegment, run.begin + rows.token_end);
+  const std::int64_t per_head = rows.per_head(shape), first = run.begin + rows.token, last = run.begin + rows.token_end;
+  const std::int64_t begin = segment * kAttentionSegment, end = std::min(begin + kAttentionSegment, last);
   const auto scale = static_cast<float>(p.scale_or_default());
-  clear(s.segment, count);
+  const auto keys = [&](std::int64_t key, std::int64_t head) HWY_ATTR {
+    return key_matrix(shape, run, key / shape.page_tokens, head) + key % shape.page_tokens;
+  };
+  clear(s.segment, rows.count(shape));
   for (std::int64_t key = begin; key < end; key += kAttentionBlock) {
-    const std::int64_t page = key / shape.page_tokens, at = key % shape.page_tokens;
-    const std::int64_t row = first_row_from(p, rows, key);
-    for (std::int64_t r = row; r < count; ++r) {
-      s.limit[r] = static_cast<std::int32_t>(std::min(kAttentionBlock, first + r / shape.group() + 1 - key));
+    for (std::int64_t r = 0; r < rows.count(shape); ++r) {
+      s.limit[r] = static_cast<std::int32_t>(std::min(kAttentionBlock, first + r % per_head / shape.group() + 1 - key));
     }
-    const Block<S> block{key_matrix(shape, run, page, rows.head) + at, shape.page_tokens,
-                         value_matrix(shape, run, page, rows.head) + at * shape.value_dim, row, count - row};
-    attend_block(shape, block, scale, s);
+    for_heads(p, rows, key, [&](std::int64_t row, std::int64_t row_end, std::int64_t head) HWY_ATTR {
+      const S* values = value_matrix(shape, run, key / shape.page_tokens, head);
+      const std::int64_t next = key + kAttentionBlock;
+      const S* next_keys = head + 1 < rows.head_end ? keys(key, head + 1)
+                           : next < last            ? keys(next, rows.head)
+                                                    : nullptr;
+      attend_block(shape,
+                   Block<S>{keys(key, head), shape.page_tokens, values + key % shape.page_tokens * shape.value_dim, row,
+                            row_end, next_keys},
+                   scale, s);
+    });
   }
 }
 
+// Returns the row of q and of o, and the query head, of a row of a task.
+struct QueryPlace {
+  std::int64_t row, head;
+
+  QueryPlace(const AttentionShape& shape, const AttentionRows& rows, std::int64_t r)
+      : row(rows.row + rows.token + r % rows.per_head(shape) / shape.group()),
+        head((rows.head + r / rows.per_head(shape)) * shape.group() + r % shape.group()) {}
+};
+
 template <class S>
 HWY_INLINE void load_queries(const AttentionForward<S>& p, const AttentionRows& rows, TaskScratch& s) {
-  const std::int64_t group = p.shape.group();
   for (std::int64_t r = 0; r < rows.count(p.shape); ++r) {
-    load_row(p.q.at(rows.row + rows.token + r / group, rows.head * group + r % group), p.q.stride[2], p.shape.key_dim,
-             s.query_stride, s.q + r * s.query_stride);
+    const QueryPlace at(p.shape, rows, r);
+    load_row(p.q.at(at.row, at.head), p.q.stride[2], p.shape.key_dim, s.query_stride, s.q + r * s.query_stride);
   }
 }
 
@@ -232,15 +257,22 @@ HWY_INLINE void load_queries(const AttentionForward<S>& p, const AttentionRows& 
 template <class S>
 HWY_INLINE void store_outputs(const AttentionForward<S>& p, const AttentionRows& rows, const AttentionSums& total) {
   const FloatTag d;
-  const std::int64_t group = p.shape.group();
   for (std::int64_t r = 0; r < rows.count(p.shape); ++r) {
     float* sums = total.values + r * total.value_stride;
     for (std::int64_t j = 0; j < total.value_stride; j += kLanes) {
       hn::Store(hn::Div(hn::Load(d, sums + j), hn::Set(d, total.weights[r])), d, sums + j);
     }
-    store_row(sums, 1.0F, p.shape.value_dim, p.o.at(rows.row + rows.token + r / group, rows.head * group + r % group),
-              p.o.stride[2]);
+    const QueryPlace at(p.shape, rows, r);
+    store_row(sums, 1.0F, p.shape.value_dim, p.o.at(at.row, at.head), p.o.stride[2]);
   }
+}
+
+// Merges the sums of a segment into the sums of all earlier segments, for the task's rows that use the segment.
+template <class S>
+HWY_INLINE void merge(const AttentionForward<S>& p, const AttentionRows& rows, std::int64_t segment,
+                      const AttentionSums& sums, const AttentionSums& total) {
+  for_heads(p, rows, segment * kAttentionSegment,
+            [&](std::int64_t row, std::int64_t end, std::int64_t) HWY_ATTR { merge_rows(sums, row, end, total); });
 }
 
 template <class S>
@@ -256,7 +288,7 @@ HWY_INLINE void run_task(const AttentionForward<S>& p, const AttentionTask& task
   clear(s.total, count);
   for (std::int64_t segment = task.segment; segment < task.segment_end; ++segment) {
     attend_segment(p, task.rows, segment, s);
-    merge(s.segment, first_row_from(p, task.rows, segment * kAttentionSegment), count, s.total);
+    merge(p, task.rows, segment, s.segment, s.total);
   }
   store_outputs(p, task.rows, s.total);
 }
@@ -271,8 +303,7 @@ HWY_INLINE void merge_task(const AttentionForward<S>& p, const AttentionTask& ta
   clear(total, count);
   float* partial = partials + task.partial;
   for (std::int64_t segment = 0; segment < task.segment_end; ++segment) {
-    merge(AttentionSums::at(p.shape, partial, count), first_row_from(p, task.rows, segment * kAttentionSegment), count,
-          total);
+    merge(p, task.rows, segment, AttentionSums::at(p.shape, partial, count), total);
     partial += AttentionSums::floats(p.shape, count);
   }
   store_outputs(p, task.rows, total);

@@ -7,6 +7,9 @@ namespace {
 // sums in the second-level cache.
 constexpr std::int64_t kTaskRows = 96;
 
+// Tasks per thread, so that threads that are late can give tasks to others.
+constexpr std::int64_t kTasksPerThread = 4;
+
 // Tokens whose keys and values are written by one task.
 constexpr std::int64_t kWriteTokens = kAttentionBlock;
 
@@ -19,15 +22,28 @@ std::int64_t segments_of(const AttentionRun<S>& run, std::int64_t token_end) {
   return (run.begin + token_end + kAttentionSegment - 1) / kAttentionSegment;
 }
 
-// Cuts a run into rows for every head, `tokens` tokens each; the cuts are at multiples of `tokens` of the text.
+// Cuts a run into rows of `tokens` tokens and `heads` heads; the cuts are at multiples of `tokens` of the text.
 template <class S>
-void cut_run(const AttentionForward<S>& p, std::int64_t run, std::int64_t row, std::int64_t tokens,
+void cut_run(const AttentionForward<S>& p, std::int64_t run, std::int64_t row, std::int64_t tokens, std::int64_t heads,
              std::vector<AttentionRows>& rows) {
   const AttentionRun<S>& of = p.runs[static_cast<std::size_t>(run)];
   for (std::int64_t token = 0, end = 0; token < of.tokens; token = end) {
     end = std::min(of.tokens, ((of.begin + token) / tokens + 1) * tokens - of.begin);
-    for (std::int64_t head = 0; head < p.shape.key_value_heads; ++head) rows.push_back({run, row, token, end, head});
+    for (std::int64_t head = 0; head < p.shape.key_value_heads; head += heads) {
+      rows.push_back({run, row, token, end, head, std::min(head + heads, p.shape.key_value_heads)});
+    }
   }
+}
+
+// Returns the number of heads per task of a run with few rows. A task that computes the heads of a page one after the
+// other reads memory from beginning to end, which is faster than the pieces of one head. But there must be enough
+// tasks, a segment of some heads each.
+template <class S>
+std::int64_t heads_per_task(const AttentionForward<S>& p, std::int64_t tokens, int threads) {
+  std::int64_t segments = 0;
+  for (const auto& run : p.runs) segments += segments_of(run, run.tokens);
+  const std::int64_t heads = p.shape.key_value_heads, rows = tokens * p.shape.group();
+  return std::clamp<std::int64_t>(std::min(kTaskRows / rows, heads * segments / (kTasksPerThread * threads)), 1, heads);
 }
 
 // Returns a task's work: keys by rows.
@@ -40,7 +56,7 @@ void split_tasks(const AttentionShape& shape, int threads, AttentionPlan& plan) 
   double total = 0;
   for (const auto& task : plan.tasks) total += work_of(shape, task);
   const auto is_long = [&](const AttentionTask& task) {
-    return task.segment_end > 1 && 4 * threads * work_of(shape, task) > total;
+    return task.segment_end > 1 && kTasksPerThread * threads * work_of(shape, task) > total;
   };
   std::int64_t floats = 0;
   for (const auto& task : plan.tasks) {
@@ -74,8 +90,9 @@ AttentionPlan plan_attention(const AttentionForward<S>& p, int threads) {
   const std::int64_t tokens = std::max<std::int64_t>(1, kTaskRows / p.shape.group());
   std::int64_t row = 0;
   for (std::size_t i = 0; i < p.runs.size(); ++i) {
-    cut_run(p, static_cast<std::int64_t>(i), row, kWriteTokens, plan.writes);
-    cut_run(p, static_cast<std::int64_t>(i), row, tokens, rows);
+    cut_run(p, static_cast<std::int64_t>(i), row, kWriteTokens, 1, plan.writes);
+    cut_run(p, static_cast<std::int64_t>(i), row, tokens,
+            heads_per_task(p, std::min(tokens, p.runs[i].tokens), threads), rows);
     row += p.runs[i].tokens;
   }
   for (const AttentionRows& of : rows) {

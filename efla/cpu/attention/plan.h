@@ -17,12 +17,14 @@ namespace efla::cpu {
 // order of additions depends on positions alone.
 inline constexpr std::int64_t kAttentionSegment = 8 * kAttentionBlock;
 
-// New tokens [token, token_end) of a run, and one head of keys and values with its group of query heads.
+// New tokens [token, token_end) of a run, and heads [head, head_end) of keys and values with their query heads. The
+// rows are numbered head after head, within a head token after token, within a token query head after query head.
 struct AttentionRows {
   std::int64_t run = 0, row = 0;  // the run, and the row of q of its first token
-  std::int64_t token = 0, token_end = 0, head = 0;
+  std::int64_t token = 0, token_end = 0, head = 0, head_end = 0;
 
-  std::int64_t count(const AttentionShape& shape) const { return (token_end - token) * shape.group(); }
+  std::int64_t per_head(const AttentionShape& shape) const { return (token_end - token) * shape.group(); }
+  std::int64_t count(const AttentionShape& shape) const { return (head_end - head) * per_head(shape); }
 };
 
 // Rows and the segments that a task computes for them. With `partial` the task stores the sums of each segment from

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "efla/cpu/common/tile-inl.h"
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -28,6 +29,27 @@ inline constexpr int kRegisters = 32;
 #endif
 template <int M>
 inline constexpr int kTileVectors = (M + 1) * kSliceVectors + 1 <= kRegisters ? kSliceVectors : kSliceVectors / 2;
+
+// A matrix that is read next. Tiles prefetch as many bytes of it as they read of their own matrix, so that memory is
+// read while they compute.
+struct Ahead {
+  const std::byte* at = nullptr;
+  const std::byte* end = nullptr;
+
+  Ahead() = default;
+  template <class B>
+  Ahead(const B* from, std::int64_t count)
+      : at(reinterpret_cast<const std::byte*>(from)),
+        end(from ? at + count * static_cast<std::int64_t>(sizeof(B)) : at) {}
+
+  template <std::size_t kBytes>
+  HWY_INLINE void prefetch() {
+    constexpr std::size_t kLine = 64;
+    if (at >= end) return;
+    for (std::size_t i = 0; i < kBytes; i += kLine) hwy::Prefetch(at + i);
+    at += std::max(kBytes, kLine);
+  }
+};
 
 // M rows of N vectors of sums. Every sum adds its products one after the other, in the order of the depth, so that its
 // bits do not depend on M and N.
@@ -63,8 +85,9 @@ struct RowTile {
   // sum[m] += Σ_{i < depth} a[m·a_row + i] · b[i·b_row …].
   template <class B>
   HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, const B* HWY_RESTRICT b,
-                               std::ptrdiff_t b_row, std::int64_t depth) {
+                               std::ptrdiff_t b_row, std::int64_t depth, Ahead& ahead) {
     for (std::int64_t i = 0; i < depth; ++i, b += b_row) {
+      ahead.template prefetch<N * kLanes * sizeof(B)>();
       FloatVec v[N];
       load_vectors(b, v);
       unroll<M>([&](auto m) EFLA_UNROLLED {
