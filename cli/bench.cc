@@ -18,6 +18,7 @@
 #include "bench/model/generation.h"
 #include "bench/model/gpu_model.h"
 #include "bench/model/model_speed.h"
+#include "bench/op/attention.h"
 #include "bench/op/suite.h"
 #include "bench/report.h"
 #include "bench/serving.h"
@@ -180,6 +181,43 @@ void add_op(CLI::App& program) {
     }
     bench_op_on_gpu(*arguments);
   });
+}
+
+struct AttentionArguments {
+  int threads = 0, reps = 7;
+  std::string filter, out;
+};
+
+void bench_attention(const AttentionArguments& arguments) {
+  auto cases = bench::attention_cases();
+  std::string names;
+  for (const auto& c : cases) names += (names.empty() ? "" : ", ") + c.name();
+  std::erase_if(cases, [&](const auto& c) { return c.name().find(arguments.filter) == std::string::npos; });
+  if (cases.empty())
+    throw Error("bench attention", "--filter", "'" + arguments.filter + "'", "a part of one of " + names);
+  const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads);
+  const Results results(arguments.out, false, machine);
+  bench::print_machine(machine);
+  bench::print_attention_header();
+  for (const auto& c : cases) {
+    const auto measured = bench::measure_attention(c, arguments.reps);
+    bench::print_attention(measured);
+    results.write(bench::to_json(measured));
+  }
+}
+
+void add_attention(CLI::App& program) {
+  auto* command = program.add_subcommand(
+      "attention", "Time softmax attention of prompts and of decoded tokens beside the machine's limits");
+  auto arguments = std::make_shared<AttentionArguments>();
+  command->add_option("--filter", arguments->filter,
+                      "Only cases whose name contains this text, such as bfloat16/d256/decode");
+  command->add_option("--reps", arguments->reps, "Rounds, each of which measures the case and the limits")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  add_threads_option(*command, arguments->threads);
+  command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
+  command->callback([arguments] { bench_attention(*arguments); });
 }
 
 struct StabilityArguments {
@@ -392,6 +430,7 @@ void add_model(CLI::App& program) {
 
 void add_benchmarks(CLI::App& program) {
   add_op(program);
+  add_attention(program);
   add_stability(program);
   add_generation(program);
   add_serving(program);

@@ -21,4 +21,8 @@ inline constexpr std::int64_t kLargeBytes = std::int64_t{256} << 20;
 // pool's threads, as a decode step does with its states. It moves 2 · bytes.
 std::function<void()> memory_stream(std::int64_t bytes, ThreadPool& pool);
 
+// Returns a function that reads every float of `bytes` of memory, distributed evenly over the pool's threads, as a
+// decode step does with keys and values. It moves `bytes`.
+std::function<void()> memory_read(std::int64_t bytes, ThreadPool& pool);
+
 }  // namespace efla::bench

@@ -104,12 +104,29 @@ TEST(BenchOp, MistakesNameWhatThereIs) {
   const auto no_reps = bench_op({"--reps", "0"});
   EXPECT_TRUE(is_user_mistake(no_reps, "efla: bench op: --reps: "));
   EXPECT_TRUE(is_user_mistake(no_reps, "(see efla bench op --help)"));
-  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate, serve, model"));
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"bench"}), "expected one of op, attention, stability, generate, serve, model"));
   const TempFolder folder;
   const auto path = folder.file("gpu.jsonl");
   const auto on_gpu = bench_op({"--device", "cuda", "--filter", "no such case", "--out", path});
   EXPECT_EQ(on_gpu.exit_code, 2);
   EXPECT_EQ(run_program({"info"}).out.find("none: ") != std::string::npos, !std::filesystem::exists(path));
+}
+
+TEST(BenchAttention, MeasuresTheCasesOfTheFilter) {
+  const TempFolder folder;
+  const auto path = folder.file("attention.jsonl");
+  const auto result =
+      run_program({"bench", "attention", "--filter", "bfloat16/d128/prefill/512", "--reps", "1", "--out", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = io::read_json_lines(path);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].at("case"), "bfloat16/d128/prefill/512");
+  EXPECT_GT(lines[0].at("gflops").get<double>(), 0.0);
+  EXPECT_LT(lines[0].at("relative_rms_error").get<double>(), 1e-5);
+  const auto unknown = run_program({"bench", "attention", "--filter", "d64"});
+  EXPECT_TRUE(is_user_mistake(unknown, "--filter"));
+  EXPECT_TRUE(is_user_mistake(unknown, "float32/d256/decode/100000"));
 }
 
 TEST(BenchModel, TrainsAndGeneratesBesideTheEagerForm) {
