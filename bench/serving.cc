@@ -13,16 +13,16 @@
 #include "efla/base/error.h"
 #include "efla/base/statistics.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/engine/local_engine.h"
 #include "efla/io/sha256.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
-#include "efla/serve/local_engine.h"
 #include "efla/torch/one_thread.h"
 
 namespace efla::bench {
 namespace {
 
-using serve::Clock;
+using engine::Clock;
 
 constexpr std::size_t kStateMemoryOnGpu = std::size_t{8} << 30;  // bytes; a GPU is measured with many texts
 
@@ -84,10 +84,10 @@ class Group {
   std::condition_variable changed_;
 };
 
-class Counter final : public serve::Listener {
+class Counter final : public engine::Listener {
  public:
   explicit Counter(Group& group) : group_(group) {}
-  void token(const serve::Token&) override {
+  void token(const engine::Token&) override {
     if (first_) {
       first_ = false;
       group_.begun();
@@ -95,22 +95,22 @@ class Counter final : public serve::Listener {
       group_.token();
     }
   }
-  void finish(const serve::Finish&) override { group_.ended(); }
+  void finish(const engine::Finish&) override { group_.ended(); }
 
  private:
   Group& group_;
   bool first_ = true;
 };
 
-serve::Request request(std::int64_t tokens, std::uint64_t seed) {
-  serve::Request request;
+engine::Request request(std::int64_t tokens, std::uint64_t seed) {
+  engine::Request request;
   request.prompt = {static_cast<std::int32_t>('a' + seed % 26)};
   request.max_tokens = tokens;
   request.sampling.temperature = 0.0;
   return request;
 }
 
-double tokens_per_second(serve::Engine& engine, std::int64_t sessions, std::int64_t tokens) {
+double tokens_per_second(engine::Engine& engine, std::int64_t sessions, std::int64_t tokens) {
   Group group(sessions);
   for (std::int64_t i = 0; i < sessions; ++i) {
     engine.submit(request(tokens, static_cast<std::uint64_t>(i)), std::make_shared<Counter>(group));
@@ -119,7 +119,7 @@ double tokens_per_second(serve::Engine& engine, std::int64_t sessions, std::int6
 }
 
 // Times forks, saves and loads of one session.
-void measure_sessions(serve::Engine& engine, const ServingOptions& options,
+void measure_sessions(engine::Engine& engine, const ServingOptions& options,
                       const std::function<void(const nlohmann::ordered_json&)>& write) {
   constexpr int kTimes = 7;
   Group group(1);
@@ -152,15 +152,15 @@ void measure_sessions(serve::Engine& engine, const ServingOptions& options,
 
 void measure_serving(const ServingOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
   libtorch::compute_on_this_thread_only();
-  std::map<std::string, std::unique_ptr<serve::Engine>> engines;
+  std::map<std::string, std::unique_ptr<engine::Engine>> engines;
   for (const auto& weights : options.weights) {
     auto config = nn::language_model_preset(options.preset);
     config.eos_token_id.clear();
     const auto model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1));
-    serve::EngineOptions engine{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads};
+    engine::EngineOptions engine{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads};
     engine.on_gpu = options.on_gpu;
     if (options.on_gpu) engine.state_memory = kStateMemoryOnGpu;
-    engines[weights] = serve::start_engine(model, std::make_unique<EndlessTokenizer>(config.vocab_size), engine);
+    engines[weights] = engine::start_engine(model, std::make_unique<EndlessTokenizer>(config.vocab_size), engine);
   }
   const std::int64_t parameters = engines.begin()->second->info().parameters;
   // Replies that wait for a slot would begin after others have ended.

@@ -1,21 +1,22 @@
 #include "bench/model/generation.h"
 
 #include <fmt/format.h>
-#include <torch/types.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <future>
 #include <memory>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "efla/base/random.h"
-#include "efla/generate/advance.h"
-#include "efla/generate/session.h"
-#include "efla/nn/inference/gpu_decoder.h"
-#include "efla/nn/inference/inference_model.h"
+#include "efla/data/tokenizers/tokenizer.h"
+#include "efla/engine/local_engine.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/rule/mixer_preset.h"
@@ -27,65 +28,87 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kShortest = 1024;       // first context
-constexpr std::int64_t kPrefillPiece = 65536;  // ids drawn at a time
-constexpr std::int64_t kWarmUp = 8;            // tokens drawn before the clock starts
+constexpr std::int64_t kShortest = 1024;  // first context
+constexpr std::int64_t kWarmUp = 8;       // tokens drawn before the clock starts
 
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
+// The ids of a model without text, of which none ends a text.
+class AnyTokens final : public data::Tokenizer {
+ public:
+  explicit AnyTokens(std::int64_t vocab_size) : Tokenizer(info_of(vocab_size)) {}
 
-// What computes a step, as in efla generate: on a CPU the InferenceModel, if it takes the model; on a GPU the decoder.
-struct Decoding {
-  const nn::LanguageModel& model;
-  std::unique_ptr<nn::InferenceModel> inference;
-  std::unique_ptr<nn::GpuDecoder> decoder;
+  std::vector<std::int32_t> encode_part(std::string_view /*part*/, bool /*begins*/) const override { return {}; }
+  std::string_view bytes_of(std::int32_t /*id*/) const override { return "x"; }
+  bool begins_with_added_space(std::int32_t /*id*/) const override { return false; }
+  std::size_t last_cut(std::string_view /*part*/) const override { return 0; }
 
-  generate::Advance advance(generate::Session& session) const {
-    return {model, inference.get(), decoder.get(), session};
+ private:
+  static io::TokenizerInfo info_of(std::int64_t vocab_size) {
+    auto info = data::load_tokenizer("bytes")->info();
+    info.vocab_size = vocab_size;
+    info.bos = info.eos = -1;
+    return info;
   }
 };
 
-// Prefills random tokens. Returns milliseconds.
-double prefill(const Decoding& decoding, std::int64_t tokens, Random& random, generate::Session& session) {
-  double ms = 0.0;
-  generate::Advance advance = decoding.advance(session);
-  while (tokens > 0) {
-    const auto count = std::min(tokens, kPrefillPiece);
-    for (std::int64_t i = 0; i < count; ++i) {
-      session.pending.push_back(random.below(static_cast<std::uint32_t>(decoding.model.config().vocab_size)));
-    }
-    const auto start = Clock::now();
-    advance.take(session.pending.size(), /*decode=*/false).to(torch::kCPU);  // waits for a GPU
-    ms += ms_since(start);
-    tokens -= count;
+// Keeps the times of a reply's tokens.
+class Watch final : public engine::Listener {
+ public:
+  void token(const engine::Token& /*token*/) override { tokens_.push_back(Clock::now()); }
+  void finish(const engine::Finish& finish) override { end_.set_value(finish); }
+
+  // Waits for the end. Throws std::runtime_error for a reply that failed.
+  engine::Finish end() {
+    auto end = end_.get_future().get();
+    if (end.reason == engine::FinishReason::error) throw std::runtime_error(end.error);
+    return end;
   }
-  return ms;
+  // Returns the sorted milliseconds from token to token, for tokens [first, first + count), after the end.
+  std::vector<double> steps(std::size_t first, std::size_t count) const {
+    std::vector<double> ms;
+    for (std::size_t i = first; i < first + count; ++i) {
+      ms.push_back(std::chrono::duration<double, std::milli>(tokens_[i] - tokens_[i - 1]).count());
+    }
+    std::ranges::sort(ms);
+    return ms;
+  }
+
+ private:
+  std::vector<Clock::time_point> tokens_;
+  std::promise<engine::Finish> end_;
+};
+
+constexpr const char* kContext = "context";  // the session that grows
+
+// Reads random tokens. Returns the milliseconds until the next one is drawn.
+double prefill(engine::Engine& engine, std::int64_t context, std::int64_t tokens, Random& random) {
+  engine::Request request;
+  for (std::int64_t i = 0; i < tokens; ++i) {
+    request.prompt.push_back(
+        static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(engine.info().vocab_size))));
+  }
+  if (context > 0) request.session = kContext;
+  request.save_as = kContext;
+  request.max_tokens = 1;
+  request.sampling.temperature = 0.0;
+  const auto watch = std::make_shared<Watch>();
+  engine.submit(std::move(request), watch);
+  const auto end = watch->end();
+  return end.first_token_ms - end.queue_ms;
 }
 
 // Returns the sorted milliseconds of steps after the session's text. A step draws a token for each of `texts` copies.
-std::vector<double> decode(const Decoding& decoding, std::int64_t draws, std::int64_t texts,
-                           generate::Session session) {
-  const std::vector<const nn::LanguageModelState*> states(static_cast<std::size_t>(texts), &session.state);
-  auto joined = texts > 1 ? nn::LanguageModelState::joined(states) : nn::LanguageModelState{};
-  session.pending = {0};
-  generate::Advance advance = decoding.advance(session);
-  nn::GpuDecoder::Output output;
-  if (texts > 1) output = decoding.decoder->step(torch::zeros({texts}, torch::kLong), joined);
-  std::vector<double> ms;
-  for (std::int64_t n = 0; n < draws; ++n) {
-    const auto start = Clock::now();
-    if (texts == 1) {
-      advance.draw({}, decoding.model.config().vocab_size, /*decode=*/true, /*ahead=*/true);
-    } else {  // as efla generate continues several texts
-      libtorch::HostCopy ids(output.likeliest);
-      output = decoding.decoder->step_drawn(output.likeliest.select(1, 0).to(torch::kLong), joined);
-      ids.get();
-    }
-    ms.push_back(ms_since(start));
+std::vector<double> decode(engine::Engine& engine, std::int64_t draws, std::int64_t texts) {
+  std::vector<std::shared_ptr<Watch>> watches;
+  for (std::int64_t i = 0; i < texts; ++i) {
+    engine::Request request;
+    request.session = kContext;
+    request.max_tokens = draws + kWarmUp + 2 * texts;  // texts may begin one after the other
+    request.sampling.temperature = 0.0;
+    watches.push_back(std::make_shared<Watch>());
+    engine.submit(std::move(request), watches.back());
   }
-  std::sort(ms.begin(), ms.end());
-  return ms;
+  for (const auto& watch : watches) watch->end();
+  return watches.back()->steps(static_cast<std::size_t>(kWarmUp + texts), static_cast<std::size_t>(draws));
 }
 
 std::int64_t resident_bytes() {
@@ -105,36 +128,38 @@ std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
 
 void measure_generation(const GenerationOptions& options, const c10::Device& device,
                         const std::function<void(const nlohmann::ordered_json&)>& write) {
-  libtorch::compute_on_this_thread_only();  // as efla generate does
   auto config = nn::language_model_preset(options.preset);
   config.mixer = mixer_preset(options.mixer).name;
-  nn::LanguageModel model(config, nn::Initialiser(1));
-  model.to(device);
-  Decoding decoding{model, {}, {}};
-  if (device.is_cuda()) {
-    const auto weights = nn::parse_weight_type(options.weights);
-    nn::round_weights(model, weights);
-    decoding.decoder = std::make_unique<nn::GpuDecoder>(model, weights, config.vocab_size);
-  } else if (nn::InferenceModel::refusal(config).empty()) {
-    decoding.inference = std::make_unique<nn::InferenceModel>(model, nn::WeightType::float32);
-  }
-  fmt::print("{} with {}, {} parameters\n", options.preset, options.mixer, model.parameter_count());
+  config.eos_token_id.clear();
+  const auto model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1));
+  engine::EngineOptions engine_options;
+  engine_options.state_memory = engine_options.session_memory = engine::kNoBound;
+  engine_options.cache_memory = 0;
+  engine_options.max_texts = options.texts;
+  engine_options.keep_sessions = false;
+  engine_options.on_gpu = device.is_cuda();
+  engine_options.weights = options.weights;
+  engine_options.draft_tokens = 0;  // repetitions of random tokens say nothing
+  engine_options.step_time = std::chrono::seconds(1);
+  const auto engine = engine::start_engine(model, std::make_shared<AnyTokens>(config.vocab_size), engine_options);
+  const std::int64_t parameters = engine->info().parameters;
+  fmt::print("{} with {}, {} parameters\n", options.preset, options.mixer, parameters);
   fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per step", "least", "90 %",
              "state bytes", "resident MB");
   Random random(1);
-  {
-    generate::Session session(model, 0);
-    prefill(decoding, std::min(kShortest, options.longest), random, session);
-    decode(decoding, kWarmUp, options.texts, session.clone());
-  }
-  generate::Session session(model, 0);
+  prefill(*engine, 0, std::min(kShortest, options.longest), random);
+  decode(*engine, kWarmUp, options.texts);
+  std::int64_t read = 0;
   for (const auto context : contexts_up_to(options.longest)) {
-    const auto tokens = context - session.state.tokens;
-    const double rate = 1e3 * static_cast<double>(tokens) / prefill(decoding, tokens, random, session);
-    const auto ms = decode(decoding, options.draws, options.texts, session.clone());
+    const auto tokens = context - read;
+    const double rate = 1e3 * static_cast<double>(tokens) / prefill(*engine, read, tokens, random);
+    read = context;
+    const auto ms = decode(*engine, options.draws, options.texts);
+    const auto state_bytes =
+        engine->info().session_bytes + static_cast<std::size_t>(context) * engine->info().token_bytes;
     const double median = ms[ms.size() / 2], p90 = ms[ms.size() * 9 / 10];
     fmt::print("{:>9}{:>18.0f}{:>13.3f}{:>9.3f}{:>9.3f}{:>14}{:>14.1f}\n", context, rate, median, ms.front(), p90,
-               session.state.bytes(), static_cast<double>(resident_bytes()) / 1e6);
+               state_bytes, static_cast<double>(resident_bytes()) / 1e6);
     std::fflush(stdout);
     write({{"study", "generation"},
            {"preset", options.preset},
@@ -142,12 +167,12 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
            {"weights", options.weights},
            {"texts", options.texts},
            {"device", device.str()},
-           {"parameters", model.parameter_count()},
+           {"parameters", parameters},
            {"context", context},
            {"prefill_tokens_per_s", rate},
            {"ms_per_step", {{"median", median}, {"min", ms.front()}, {"p90", p90}}},
            {"draws", options.draws},
-           {"state_bytes", session.state.bytes()},
+           {"state_bytes", state_bytes},
            {"resident_bytes", resident_bytes()}});
   }
 }

@@ -23,8 +23,6 @@
 #include "bench/timing.h"
 #include "efla/base/check.h"
 #include "efla/data/digits.h"
-#include "efla/generate/advance.h"
-#include "efla/generate/session.h"
 #include "efla/io/tokens/token_folder.h"
 #include "efla/nn/layers/block.h"
 #include "efla/nn/models/language_model.h"
@@ -254,18 +252,17 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
 }
 
 ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageModel& model) {
-  generate::Session session(model, 0);
-  model.prefill(torch::randint(model.config().vocab_size, {1, kPrompt}, torch::kLong), session.state);
-  session.pending = {0};
+  auto state = model.initial_state(1);
+  model.prefill(torch::randint(model.config().vocab_size, {1, kPrompt}, torch::kLong), state);
   Recurrences recurrences({});
   recurrences.add(model);
   require_agreement("generating", recurrences, [&] {
-    auto state = session.state.clone();
-    return model.step(torch::zeros({1}, torch::kLong), state).to(torch::kDouble).norm().item<double>();
+    auto copy = state.clone();
+    return model.step(torch::zeros({1}, torch::kLong), copy).to(torch::kDouble).norm().item<double>();
   });
+  auto ids = torch::zeros({1}, torch::kLong);
   const auto draw = [&] {
-    generate::Advance advance(model, nullptr, nullptr, session);
-    for (std::int64_t n = 0; n < kDraws; ++n) advance.draw({}, model.config().vocab_size, /*decode=*/true);
+    for (std::int64_t n = 0; n < kDraws; ++n) ids = model.step(ids, state).argmax(1);
   };
   auto result = measure_by_turns(recurrences, draw, options, 1);
   result.eager_form = "one token";

@@ -2,13 +2,16 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <span>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -23,34 +26,35 @@
 #include "cli/support/output_file.h"
 #include "cli/support/print.h"
 #include "cli/support/program.h"
+#include "cli/support/reply_receiver.h"
 #include "cli/support/threads.h"
 #include "cli/support/weights.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/tokenizer.h"
-#include "efla/generate/generator.h"
-#include "efla/generate/session.h"
+#include "efla/engine/engine.h"
+#include "efla/engine/reply_text.h"
+#include "efla/io/file.h"
 #include "efla/io/json.h"
-#include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
-#include "efla/nn/models/language_model.h"
+#include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/torch/one_thread.h"
 
 namespace efla::cli {
 namespace {
 
-using generate::Reply;
-using generate::Session;
-
-constexpr std::size_t kTogether = 64;  // prompts of a file that are continued at once on a GPU
+constexpr std::int64_t kTogether = 64;    // prompts of a file that are continued at once
+constexpr const char* kSession = "text";  // the engine's name of the text that is continued
 
 struct GenerateArguments {
   std::string model, prompts, tokenizer, save, load, device = "auto", weights = "float32";
   std::optional<std::string> prompt;
   std::optional<std::uint64_t> seed;
   bool interactive = false, bos = false, json = false;
-  generate::ReplyOptions reply{.max_tokens = 128};
+  engine::SamplingOptions sampling;
+  std::vector<std::string> stop;
+  std::int64_t max_tokens = 128, draft_tokens = engine::EngineOptions().draft_tokens;
   int threads = 0;
 };
 
@@ -65,7 +69,15 @@ void check(const GenerateArguments& arguments) {
     throw Error("generate", "--save-session", "a file, with --prompts", "only with one text");
   }
   if (!arguments.save.empty()) check_output_file("generate", "--save-session", arguments.save);
-  validate(arguments.reply);
+  validate(arguments.sampling);
+  if (arguments.max_tokens < 0) {
+    throw Error("generate", "max_tokens", std::to_string(arguments.max_tokens), "a count of tokens");
+  }
+  if (arguments.draft_tokens < 0 || arguments.draft_tokens >= nn::kMostDecoded) {
+    throw Error("generate", "draft_tokens", std::to_string(arguments.draft_tokens),
+                "0 to " + std::to_string(nn::kMostDecoded - 1));
+  }
+  engine::require_stop_strings("generate", arguments.stop);
 }
 
 // Tokens of prompts or replies, and how many tokens the model computed for them in which time: the last token is
@@ -89,193 +101,250 @@ struct Pace {
 
 class Generate {
  public:
-  Generate(const GenerateArguments& arguments, const nn::LanguageModel& model, const data::Tokenizer& tokenizer,
-           const generate::Generator& generator)
-      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(generator) {
-    options_ = arguments.reply;
-    options_.interrupted = interrupted;
-    if (arguments.json) return;
-    options_.on_text = [](std::string_view text) {
-      fmt::print("{}", text);
-      flush_standard_output();
-    };
-  }
+  Generate(const GenerateArguments& arguments, engine::Engine& engine)
+      : arguments_(arguments), engine_(engine), info_(engine.info()), tokenizer_(*info_.tokenizer) {}
 
   void run() {
-    Session session = arguments_.load.empty() ? Session(model_, 0) : load();
-    if (arguments_.seed) session.seed = *arguments_.seed;
+    if (!arguments_.load.empty()) load();
+    if (arguments_.seed) seed_ = *arguments_.seed;
     if (!arguments_.prompts.empty()) {
-      reply_to_each(session, read_prompts(arguments_.prompts));
+      reply_to_each(read_prompts(arguments_.prompts));
     } else if (arguments_.interactive) {
-      converse(session);
+      converse();
     } else {
-      reply_to_one(session);
+      reply_to_one();
     }
+    if (!error_.empty()) throw std::runtime_error(error_);
     print_or_drop(
-        stderr, fmt::format("prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
-                            model_.config().has_attention()
-                                ? ", which grows with the text: softmax attention keeps keys and values"
-                                : ""));
-    if (!arguments_.save.empty()) {
-      const auto size = generate::save_session(arguments_.save, session, model_);
-      print_or_drop(stderr, fmt::format("session: {} bytes in {}\n", size, arguments_.save));
-    }
+        stderr,
+        fmt::format(
+            "prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
+            info_.token_bytes > 0 ? ", which grows with the text: softmax attention keeps keys and values" : ""));
+    if (!arguments_.save.empty()) save();
     if (!arguments_.interactive && interrupted()) end_interrupted("Stopped.");
   }
 
  private:
-  Session load() const {
-    return name_option("generate", "--load-session", "session",
-                       [&] { return generate::load_session(arguments_.load, model_); });
+  // A reply that the engine makes.
+  struct Running {
+    engine::RequestId id;
+    std::shared_ptr<ReplyReceiver> receiver;
+    std::uint64_t seed;
+    std::string prompt;
+    std::size_t prompt_tokens;
+  };
+
+  void load() {
+    const auto bytes = io::read_file(arguments_.load);
+    try {
+      name_option("generate", "--load-session", "session", [&] {
+        engine_.load(kSession, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      });
+    } catch (const Error& error) {  // names the file instead of the session
+      const std::string own = std::string("session ") + kSession, got = error.got();
+      if (!got.starts_with(own)) throw;
+      throw Error(error.operation(), error.argument(), arguments_.load + got.substr(own.size()), error.expected());
+    } catch (const IoError& error) {
+      throw IoError(error.kind(), arguments_.load, -1, std::string(error.what()).substr(error.path().size() + 2));
+    }
+    know_session();
+    seed_ = session_->seed;
   }
 
-  void reply_to_one(Session& session) {
-    options_.to_be_continued = !arguments_.save.empty();
-    options_.ends_session = arguments_.save.empty();
-    watch_for_interrupts();
-    if (arguments_.prompt) {
-      reply(session, *arguments_.prompt, generator_.encode(session, *arguments_.prompt, arguments_.bos));
+  // Asks the engine for what the next reply needs to know of the text.
+  void know_session() { session_ = engine_.session(kSession); }
+
+  void save() const {
+    if (!session_) return;  // the reply was cancelled before it began
+    const std::string bytes = engine_.save(kSession);
+    io::write_file_atomically(arguments_.save, bytes);
+    print_or_drop(stderr, fmt::format("session: {} bytes in {}\n", bytes.size(), arguments_.save));
+  }
+
+  // Returns the ids of a prompt, with the id that starts a text before them if the text is empty and --bos is given.
+  std::vector<std::int32_t> encode(std::string_view prompt) const {
+    if (const auto valid = utf8_prefix(prompt); valid != prompt.size()) {
+      throw Error("generate", "prompt", "a byte at " + std::to_string(valid) + " that is not UTF-8", "UTF-8");
+    }
+    auto ids = tokenizer_.encode(prompt);
+    if (!arguments_.bos || session_) return ids;
+    if (info_.bos < 0 || info_.bos >= tokenizer_.vocab_size()) {
+      throw Error("generate", "bos", "a tokenizer without a token that begins a text", "one that has it");
+    }
+    ids.insert(ids.begin(), info_.bos);
+    return ids;
+  }
+
+  // Lets the engine reply to a prompt, with the seed of number `index`.
+  Running submit(const std::string& prompt, std::vector<std::int32_t> ids, std::uint64_t index, bool goes_on) const {
+    Running running{0, std::make_shared<ReplyReceiver>(), seed_ + index, prompt, ids.size()};
+    engine::Request request;
+    request.prompt = std::move(ids);
+    if (session_) request.session = kSession;
+    if (goes_on) request.save_as = kSession;
+    request.to_be_continued = goes_on;
+    request.max_tokens = arguments_.max_tokens;
+    static_cast<engine::SamplingOptions&>(request.sampling) = arguments_.sampling;
+    request.sampling.seed = running.seed;
+    request.sampling.draws = session_ ? session_->draws : 0;
+    request.stop = arguments_.stop;
+    running.id = engine_.submit(std::move(request), running.receiver);
+    return running;
+  }
+
+  // Prints the text of a reply as it comes. Interrupts `all` when the user wants it.
+  void follow(const Running& running, const std::vector<Running>& all) {
+    constexpr std::chrono::milliseconds kPause{50};
+    while (running.receiver->end() == nullptr) {
+      const std::string text = running.receiver->wait(kPause);
+      if (!arguments_.json && !text.empty()) {
+        fmt::print("{}", text);
+        flush_standard_output();
+      }
+      if (interrupted() && !std::exchange(asked_, true)) {
+        for (const auto& other : all) engine_.interrupt(other.id);
+      }
+    }
+    const auto& end = *running.receiver->end();
+    if (end.reason == engine::FinishReason::error) {
+      if (error_.empty()) error_ = end.error;
     } else {
-      reply(session, "", {});
+      report(running, end);
     }
   }
 
-  // Replies to each prompt, which continues the same session with a seed of its own.
-  void reply_to_each(const Session& session, const std::vector<std::string>& prompts) {
+  void reply(const std::string& prompt, const std::vector<std::int32_t>& ids, bool goes_on) {
+    if (ids.empty() && !session_) throw Error("generate", "--prompt", "an empty text", "a text, or --bos");
+    asked_ = false;
+    const std::vector running{submit(prompt, ids, 0, goes_on)};
+    follow(running.front(), running);
+    if (goes_on && is_whole(running.front().receiver->end()->reason)) know_session();
+  }
+
+  void reply_to_one() {
+    watch_for_interrupts();
+    const bool goes_on = !arguments_.save.empty();
+    if (arguments_.prompt) {
+      reply(*arguments_.prompt, encode(*arguments_.prompt), goes_on);
+    } else {
+      reply("", {}, goes_on);
+    }
+  }
+
+  // Replies to each prompt, which continues the same text with a seed of its own.
+  void reply_to_each(const std::vector<std::string>& prompts) {
     std::vector<std::vector<std::int32_t>> ids;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      ids.push_back(generator_.encode(session, prompts[i], arguments_.bos));
-      if (ids.back().empty() && session.empty()) {
+      ids.push_back(encode(prompts[i]));
+      if (ids.back().empty() && !session_) {
         throw Error("generate", "--prompts", fmt::format("an empty prompt in line {} of {}", i + 1, arguments_.prompts),
                     "a text, or --bos");
       }
     }
     watch_for_interrupts();
-    const std::size_t together = generator_.continues_together() ? kTogether : 1;
-    for (std::size_t first = 0; first < prompts.size() && !interrupted(); first += together) {
-      reply_to_group(session, prompts, ids, first, std::min(prompts.size(), first + together));
-    }
-  }
-
-  // Replies to prompts [begin, end): to a single one piece by piece, to several at once.
-  void reply_to_group(const Session& session, const std::vector<std::string>& prompts,
-                      const std::vector<std::vector<std::int32_t>>& ids, std::size_t begin, std::size_t end) {
-    const auto print_header = [&](std::size_t i) {
+    std::vector<Running> all;
+    for (std::size_t i = 0; i < prompts.size(); ++i) all.push_back(submit(prompts[i], std::move(ids[i]), i, false));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto* end = all[i].receiver->end();
+      if (end != nullptr && end->reason == engine::FinishReason::cancelled) continue;  // it had not begun
       if (!arguments_.json) fmt::print("{}==> prompt {} <==\n", i > 0 ? "\n" : "", i + 1);
-    };
-    std::vector<Session> sessions;
-    for (std::size_t i = begin; i < end; ++i) {
-      sessions.push_back(session.clone());
-      sessions.back().seed += i;
+      follow(all[i], all);
     }
-    if (sessions.size() == 1) {
-      print_header(begin);
-      options_.ends_session = true;
-      return reply(sessions[0], prompts[begin], ids[begin]);
-    }
-    auto options = options_;
-    options.on_text = {};
-    generator_.replies(sessions, std::span(ids).subspan(begin, end - begin), options,
-                       [&](std::size_t i, const Reply& reply) {
-                         print_header(begin + i);
-                         if (!arguments_.json) fmt::print("{}", reply.text);
-                         report(reply, sessions[i], prompts[begin + i], ids[begin + i].size());
-                       });
   }
 
   // Replies to lines of the user. A line continues the text on a new line; after an empty line the model continues by
   // itself.
-  void converse(Session& session) {
-    options_.to_be_continued = true;
+  void converse() {
     watch_for_ctrl_c();
     while (const auto line = read_line()) {
       forget_interrupt();
-      const bool begun = !session.last_ids.empty();
+      const bool begun = session_ && session_->last_id >= 0;
       if (line->empty() && !begun && !arguments_.bos) continue;
-      const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
+      const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session_->last_id).ends_with('\n');
       if (const auto valid = utf8_prefix(*line); valid != line->size()) {
         // Drops the line and keeps the dialogue.
         cli::report(kUserMistake,
                     fmt::format("the line: got a byte at {} that is not UTF-8, expected UTF-8; it is left out", valid));
         continue;
       }
-      const auto prompt = (new_line ? "\n" : "") + *line;
-      reply(session, *line, generator_.encode(session, prompt, arguments_.bos));
+      reply(*line, encode((new_line ? "\n" : "") + *line), /*goes_on=*/true);
     }
   }
 
-  void reply(Session& session, const std::string& prompt, const std::vector<std::int32_t>& ids) {
-    if (ids.empty() && session.empty()) throw Error("generate", "--prompt", "an empty text", "a text, or --bos");
-    report(generator_.reply(session, ids, options_), session, prompt, ids.size());
+  // Returns how a reply ended.
+  const char* name_of_end(const engine::Finish& end) const {
+    if (end.reason == engine::FinishReason::length) return "max_tokens";
+    if (end.reason != engine::FinishReason::stop) return "interrupted";
+    return std::ranges::find(info_.ends, end.stop_id) != info_.ends.end() ? "end_of_text" : "stop_string";
   }
 
   // Prints what follows a reply's text, or all of it as JSON.
-  void report(const Reply& reply, const Session& session, const std::string& prompt, std::size_t prompt_tokens) {
-    const Pace prefill{prompt_tokens, reply.prefill_tokens, reply.prefill_ms};
-    const Pace decode{reply.ids.size(), reply.decode_tokens, reply.decode_ms};
+  void report(const Running& running, const engine::Finish& end) {
+    const auto& usage = end.usage;
+    const double begun = end.first_token_ms > 0 ? end.first_token_ms : end.total_ms;
+    const Pace prefill{running.prompt_tokens, usage.prefilled_tokens, begun - end.queue_ms};
+    const Pace decode{static_cast<std::size_t>(usage.completion_tokens), usage.decoded_tokens, end.total_ms - begun};
     if (arguments_.json) {
-      fmt::print("{}\n", io::to_json_line({{"prompt", prompt},
-                                           {"text", reply.text},
-                                           {"tokens", reply.ids.size()},
-                                           {"end", name_of(reply.end)},
-                                           {"seed", session.seed},
+      fmt::print("{}\n", io::to_json_line({{"prompt", running.prompt},
+                                           {"text", running.receiver->text()},
+                                           {"tokens", usage.completion_tokens},
+                                           {"end", name_of_end(end)},
+                                           {"seed", running.seed},
                                            {"prefill_tokens", prefill.computed},
                                            {"prefill_tokens_per_s", prefill.per_second()},
                                            {"decode_tokens_per_s", decode.per_second()},
-                                           {"drafted_tokens", reply.drafted_tokens},
-                                           {"accepted_tokens", reply.accepted_tokens},
-                                           {"state_bytes", session.state.bytes()}}));
+                                           {"drafted_tokens", usage.drafted_tokens},
+                                           {"accepted_tokens", usage.accepted_tokens},
+                                           {"state_bytes", end.state_bytes}}));
     } else {
       fmt::print("\n");
     }
     flush_standard_output();
     prefill_.add(prefill);
     decode_.add(decode);
-    state_bytes_ = session.state.bytes();
+    state_bytes_ = end.state_bytes;
   }
 
   const GenerateArguments& arguments_;
-  const nn::LanguageModel& model_;
+  engine::Engine& engine_;
+  const engine::EngineInfo info_;
   const data::Tokenizer& tokenizer_;
-  const generate::Generator& generator_;
-  generate::ReplyOptions options_;
+  std::optional<engine::SessionInfo> session_;  // the text that is continued; none: an empty text
+  std::uint64_t seed_ = 0;
+  bool asked_ = false;     // to interrupt the replies
+  std::string error_;      // of the first reply that failed
   Pace prefill_, decode_;  // of all replies
-  std::int64_t state_bytes_ = 0;
+  std::size_t state_bytes_ = 0;
 };
 
 void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
-  libtorch::compute_on_this_thread_only();  // beside the operators, which have threads of their own
+  nn::load_language_model_config(arguments.model);  // whose mistakes come first
   report_ignored_checkpoints("generate", arguments.model);
-  const auto model = nn::load_language_model(arguments.model, choose_device("generate", arguments.device));
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
-  const auto tokenizer = data::load_tokenizer(path);
+  auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
-  std::unique_ptr<nn::InferenceModel> inference;
-  std::unique_ptr<nn::GpuDecoder> decoder;
-  const auto weights = nn::parse_weight_type(arguments.weights);
-  const bool narrow = weights != nn::WeightType::float32, cpu = model->head().is_cpu();
-  if (weights == nn::WeightType::int8 && !cpu) {
+  engine::EngineOptions options;
+  options.on_gpu = choose_device("generate", arguments.device).is_cuda();
+  options.weights = arguments.weights;
+  if (options.on_gpu && nn::parse_weight_type(options.weights) == nn::WeightType::int8) {
     throw Error("generate", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
   }
-  if (cpu && (narrow || nn::InferenceModel::refusal(model->config()).empty())) {
-    inference = std::make_unique<nn::InferenceModel>(*model, weights);
-  }
-  auto computed = model;
-  if (!cpu) {
-    if (narrow) {  // `model` stays as it is, because sessions have its fingerprint
-      computed = nn::load_language_model(arguments.model, model->head().device());
-      nn::round_weights(*computed, weights);
-    }
-    decoder = std::make_unique<nn::GpuDecoder>(*computed, weights, tokenizer->vocab_size());
-  }
-  const generate::Generator generator(*computed, *tokenizer, inference.get(), decoder.get());
-  Generate(arguments, *model, *tokenizer, generator).run();
+  options.keep_sessions = !arguments.save.empty() || !arguments.load.empty();
+  options.state_memory = options.session_memory = engine::kNoBound;
+  options.cache_memory = 0;
+  options.max_texts = arguments.prompts.empty() ? 1 : kTogether;
+  options.draft_tokens = arguments.draft_tokens;
+  options.step_time = std::chrono::seconds(1);  // between two looks at an interrupt
+  options.max_queue = std::numeric_limits<std::int64_t>::max();
+  options.threads = arguments.threads;
+  const auto engine = engine::load_engine(arguments.model, std::move(tokenizer), options);
+  Generate(arguments, *engine).run();
 }
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
-  auto& sampling = arguments.reply.sampling;
+  auto& sampling = arguments.sampling;
   command
       .add_option("--temperature", sampling.temperature,
                   "Divide the logits by this; 0: always take the most probable token")
@@ -314,8 +383,8 @@ void add_generate(CLI::App& program) {
   command->add_option("--tokenizer", arguments->tokenizer,
                       "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
   command->add_flag("--bos", arguments->bos, "Start the text with the bos token");
-  command->add_option("--max-tokens", arguments->reply.max_tokens, "Most tokens of a reply")->capture_default_str();
-  command->add_option("--stop", arguments->reply.stop, "End a reply before this text; may be given several times")
+  command->add_option("--max-tokens", arguments->max_tokens, "Most tokens of a reply")->capture_default_str();
+  command->add_option("--stop", arguments->stop, "End a reply before this text; may be given several times")
       ->type_name("TEXT")
       ->allow_extra_args(false)
       ->take_all();
@@ -325,7 +394,7 @@ void add_generate(CLI::App& program) {
   command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON object per reply");
-  add_draft_option(*command, arguments->reply.draft_tokens);
+  add_draft_option(*command, arguments->draft_tokens);
   add_weights_option(*command, arguments->weights);
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);

@@ -28,22 +28,19 @@
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
-#include "efla/serve/durable_engine.h"
-#include "efla/serve/engine.h"
+#include "efla/engine/durable_engine.h"
+#include "efla/engine/engine.h"
 #include "efla/serve/page/page.h"
 
 namespace efla::cli {
 namespace {
-
-// Tokens of prompts per step. A GPU needs more of them than a CPU to be busy.
-constexpr std::int64_t kStepTokensOnGpu = 8192;
 
 struct ServeArguments {
   std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions, device = "auto";
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;
-  serve::EngineOptions engine;
+  engine::EngineOptions engine;
 };
 
 std::chrono::milliseconds milliseconds(double seconds) {
@@ -78,16 +75,13 @@ void run(ServeArguments arguments) {
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
   engine.on_gpu = choose_device("serve", device).is_cuda();
-  if (engine.on_gpu) {
-    engine.step_tokens = kStepTokensOnGpu;
-    if (nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
-      throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
-    }
+  if (engine.on_gpu && nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
+    throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
   }
-  auto running = serve::load_engine(model, std::move(tokenizer), engine);
-  serve::DurableEngine* durable = nullptr;
+  auto running = engine::load_engine(model, std::move(tokenizer), engine);
+  engine::DurableEngine* durable = nullptr;
   if (!sessions.empty()) {
-    auto made = std::make_unique<serve::DurableEngine>(std::move(running), sessions);
+    auto made = std::make_unique<engine::DurableEngine>(std::move(running), sessions);
     durable = made.get();
     for (const auto& file : made->set_aside()) print_or_drop(stderr, "efla: serve: " + file + "\n");
     running = std::move(made);

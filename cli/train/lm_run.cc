@@ -4,12 +4,13 @@
 
 #include "cli/support/environment.h"
 #include "cli/support/model_tokenizer.h"
+#include "cli/support/reply_receiver.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/engine/local_engine.h"
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
-#include "efla/generate/generator.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
@@ -241,10 +242,19 @@ std::vector<std::int32_t> LmSetup::sample_prompt() const {
 
 // Returns the text that greedy decoding adds to sample_prompt.
 std::string LmSetup::sample() const {
-  const nn::LanguageModel& model = *models_.front();
-  const generate::Generator generator(model, *tokenizer_);
-  generate::Session session(model, 0);
-  return generator.reply(session, sample_prompt(), {.max_tokens = options_.training.sample_tokens}).text;
+  engine::EngineOptions options;
+  options.keep_sessions = false;
+  options.state_memory = engine::kNoBound;
+  options.cache_memory = 0;
+  options.max_texts = options.threads = 1;
+  engine::LocalEngine engine(engine::make_torch_model(models_.front()), "", parameter_count(), tokenizer_, options);
+  engine::Request request;
+  request.prompt = sample_prompt();
+  request.max_tokens = options_.training.sample_tokens;
+  request.sampling.temperature = 0.0;
+  const auto receiver = std::make_shared<ReplyReceiver>();
+  engine.submit(std::move(request), receiver);
+  return receiver->whole();
 }
 
 void update_places(const std::filesystem::path& folder, const LmSetup& setup) {

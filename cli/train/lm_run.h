@@ -79,7 +79,7 @@ class LmSetup {
   train::LmOptions options_;
   nn::LanguageModelConfig model_config_;
   std::unique_ptr<io::TokenFolder> train_, validation_;
-  std::unique_ptr<data::Tokenizer> tokenizer_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
   std::vector<std::shared_ptr<nn::LanguageModel>> models_;
 };
 

@@ -8,7 +8,7 @@
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
-#include "tests/generate/tiny_model.h"
+#include "tests/engine/tiny_model.h"
 #include "tests/support/program.h"
 
 namespace efla::test {

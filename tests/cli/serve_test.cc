@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "efla/nn/models/language_model_file.h"
-#include "tests/generate/tiny_model.h"
+#include "tests/engine/tiny_model.h"
 #include "tests/support/http_client.h"
 #include "tests/support/program.h"
 

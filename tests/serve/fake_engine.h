@@ -13,11 +13,11 @@
 #include <utility>
 
 #include "efla/data/tokenizers/tokenizer.h"
-#include "efla/serve/engine.h"
+#include "efla/engine/engine.h"
 
 namespace efla::serve {
 
-class FakeEngine : public Engine {
+class FakeEngine : public engine::Engine {
  public:
   // Replies repeat the script, moved on by the seed; '$' in it ends the text.
   explicit FakeEngine(std::string script = "abcdefghij",
@@ -49,7 +49,7 @@ class FakeEngine : public Engine {
     return static_cast<int>(id_);
   }
   // Returns what was submitted last.
-  Request last() const {
+  engine::Request last() const {
     const std::lock_guard lock(mutex_);
     return last_;
   }
@@ -67,7 +67,7 @@ class FakeEngine : public Engine {
     return sessions_.size();
   }
 
-  EngineInfo info() const override {
+  engine::EngineInfo info() const override {
     return {.model_sha256 = "0123",
             .weights = "float32",
             .parameters = 7,
@@ -79,11 +79,13 @@ class FakeEngine : public Engine {
             .tokenizer = tokenizer_.get()};
   }
 
-  RequestId submit(Request request, std::shared_ptr<Listener> listener) override {
+  using engine::Engine::submit;
+  // Each reply is a request of its own.
+  engine::RequestId submit(engine::Request request, std::vector<std::shared_ptr<engine::Listener>> listeners) override {
     if (submitting) submitting();
     const std::lock_guard lock(mutex_);
     if (request.places > 0 && jobs_.size() + static_cast<std::size_t>(request.places) > max_queue) {
-      throw QueueFull("full");
+      throw engine::QueueFull("full");
     }
     if (!request.session.empty()) require(request.session);
     if (request.rewind > 0) {
@@ -98,27 +100,36 @@ class FakeEngine : public Engine {
     job.text.resize(job.text.size() - static_cast<std::size_t>(request.rewind));
     job.old = job.text.size();
     job.text.insert(job.text.end(), request.prompt.begin(), request.prompt.end());
-    job.text.reserve(job.text.size() + 1024);  // so that the engine's thread allocates little
     job.request = std::move(request);
-    job.listener = std::move(listener);
-    job.ready = Clock::now() + prefill.load();
-    jobs_.emplace(++id_, std::move(job));
+    job.ready = engine::Clock::now() + prefill.load();
+    ++id_;
+    std::vector<Job> jobs;
+    for (auto& listener : listeners) {
+      Job& own = jobs.emplace_back(job);
+      own.text.reserve(own.text.size() + 1024);  // so that the engine's thread allocates little
+      own.listener = std::move(listener);
+      ++job.request.sampling.seed;
+      job.request.echo = false;
+      job.request.prompt.clear();  // counts once
+    }
+    for (auto& own : jobs) jobs_.emplace(id_, std::move(own));
     wake_.notify_all();
     return id_;
   }
 
-  void cancel(RequestId id) override {
+  void cancel(engine::RequestId id) override {
     const std::lock_guard lock(cancel_mutex_);
     cancels_.push_back(id);
   }
+  void interrupt(engine::RequestId id) override { cancel(id); }
 
-  std::vector<SessionInfo> sessions() const override {
+  std::vector<engine::SessionInfo> sessions() const override {
     const std::lock_guard lock(mutex_);
-    std::vector<SessionInfo> all;
+    std::vector<engine::SessionInfo> all;
     for (const auto& [name, ids] : sessions_) all.push_back(info_of(name));
     return all;
   }
-  SessionInfo session(const std::string& name) const override {
+  engine::SessionInfo session(const std::string& name) const override {
     const std::lock_guard lock(mutex_);
     require(name);
     return info_of(name);
@@ -141,7 +152,7 @@ class FakeEngine : public Engine {
     const std::lock_guard lock(mutex_);
     require(name);
     for (const auto& [id, job] : jobs_) {
-      if (job.request.save_as == name) throw SessionInUse("serve", "session", name, "one that is not in use");
+      if (job.request.save_as == name) throw engine::SessionInUse("serve", "session", name, "one that is not in use");
     }
     sessions_.erase(name);
   }
@@ -150,12 +161,12 @@ class FakeEngine : public Engine {
     require(name);
     disposable_.push_back(name);
   }
-  Statistics statistics() const override {
+  engine::Statistics statistics() const override {
     const std::lock_guard lock(mutex_);
-    Statistics s;
+    engine::Statistics s;
     s.slots = 8;
     s.running = static_cast<std::int64_t>(jobs_.size());
-    s.finished[FinishReason::stop] = 3;
+    s.finished[engine::FinishReason::stop] = 3;
     s.cache_queries = 90;
     s.cache_hits = 64;
     s.first_token_seconds = {.bounds = {0.1, 1}, .counts = {2, 1, 1}, .sum = 3.5};
@@ -165,25 +176,28 @@ class FakeEngine : public Engine {
 
  private:
   struct Job {
-    Request request;
-    std::shared_ptr<Listener> listener;
+    engine::Request request;
+    std::shared_ptr<engine::Listener> listener;
     std::vector<std::int32_t> text;
     std::size_t old = 0;  // tokens of the session it continues
     std::string reply;
     std::int64_t drawn = 0;
     bool scored = false;
-    Clock::time_point ready;
+    engine::Clock::time_point ready;
   };
 
+  using Jobs = std::multimap<engine::RequestId, Job>;  // a job per reply
+
   void require(const std::string& name) const {
-    if (!sessions_.contains(name)) throw NoSuchSession("serve", "session", "'" + name + "'", "a stored session");
+    if (!sessions_.contains(name))
+      throw engine::NoSuchSession("serve", "session", "'" + name + "'", "a stored session");
   }
   std::string text_of_checked(const std::string& name) const {
     const std::lock_guard lock(mutex_);
     require(name);
     return tokenizer_->decode(sessions_.at(name));
   }
-  SessionInfo info_of(const std::string& name) const {
+  engine::SessionInfo info_of(const std::string& name) const {
     const auto size = sessions_.at(name).size();
     return {.name = name,
             .tokens = static_cast<std::int64_t>(size),
@@ -200,17 +214,17 @@ class FakeEngine : public Engine {
         wake_.wait(lock);
         continue;
       }
-      std::vector<RequestId> cancels;
+      std::vector<engine::RequestId> cancels;
       {
         const std::lock_guard cancel_lock(cancel_mutex_);
         cancels.swap(cancels_);
       }
       ++steps;
-      std::vector<std::pair<RequestId, Job*>> round;
-      for (auto& [id, job] : jobs_) round.emplace_back(id, &job);
-      for (auto& [id, job] : round) {
-        const bool cancel = std::find(cancels.begin(), cancels.end(), id) != cancels.end();
-        if (advance(*job, cancel, lock)) jobs_.erase(id);
+      std::vector<Jobs::iterator> round;
+      for (auto job = jobs_.begin(); job != jobs_.end(); ++job) round.push_back(job);
+      for (const auto job : round) {
+        const bool cancel = std::find(cancels.begin(), cancels.end(), job->first) != cancels.end();
+        if (advance(job->second, cancel, lock)) jobs_.erase(job);
       }
       lock.unlock();
       std::this_thread::sleep_for(step.load() + std::chrono::microseconds(1));
@@ -222,13 +236,14 @@ class FakeEngine : public Engine {
   bool advance(Job& job, bool cancel, std::unique_lock<std::mutex>& lock) {
     if (cancel) {
       ++cancelled;
-      return end(job, FinishReason::cancelled, "", lock);
+      return end(job, engine::FinishReason::cancelled, "", lock);
     }
-    if (job.request.deadline && Clock::now() > *job.request.deadline) return end(job, FinishReason::deadline, "", lock);
-    if (Clock::now() < job.ready) return false;
+    if (job.request.deadline && engine::Clock::now() > *job.request.deadline)
+      return end(job, engine::FinishReason::deadline, "", lock);
+    if (engine::Clock::now() < job.ready) return false;
     if (job.request.echo && !job.scored) {
       job.scored = true;
-      std::vector<PromptToken> tokens;
+      std::vector<engine::PromptToken> tokens;
       for (std::size_t i = 0; i < job.request.prompt.size(); ++i) {
         const auto id = job.request.prompt[i];
         if (job.old + i == 0) {
@@ -241,12 +256,13 @@ class FakeEngine : public Engine {
       job.listener->prompt(tokens);
       lock.lock();
     }
-    if (job.drawn == job.request.max_tokens) return end(job, FinishReason::length, "", lock);
+    if (job.drawn == job.request.max_tokens) return end(job, engine::FinishReason::length, "", lock);
     const char c = script_[(static_cast<std::size_t>(job.drawn) + job.request.sampling.seed) % script_.size()];
     const auto id = c == '$' ? tokenizer_->eos() : static_cast<std::int32_t>(static_cast<unsigned char>(c));
     job.text.push_back(id);
     ++job.drawn;
-    Token token{.drawn = {id, job.request.logprobs >= 0 ? -0.5F : std::nanf("")}, .bytes = tokenizer_->bytes_of(id)};
+    engine::Token token{.drawn = {id, job.request.logprobs >= 0 ? -0.5F : std::nanf("")},
+                        .bytes = tokenizer_->bytes_of(id)};
     for (std::int64_t i = 0; i < job.request.logprobs; ++i) {
       token.alternatives.push_back({i == 0 ? id : static_cast<std::int32_t>('0' + i), -0.5F - static_cast<float>(i)});
     }
@@ -256,27 +272,27 @@ class FakeEngine : public Engine {
     lock.unlock();
     job.listener->token(token);
     lock.lock();
-    if (c == '$') return end(job, FinishReason::stop, "", lock);
+    if (c == '$') return end(job, engine::FinishReason::stop, "", lock);
     for (const auto& stop : job.request.stop) {
       if (job.reply.ends_with(stop)) {
         job.reply.resize(job.reply.size() - stop.size());
-        return end(job, FinishReason::stop, stop, lock);
+        return end(job, engine::FinishReason::stop, stop, lock);
       }
     }
     return false;
   }
 
-  bool end(Job& job, FinishReason reason, const std::string& stop, std::unique_lock<std::mutex>& lock) {
+  bool end(Job& job, engine::FinishReason reason, const std::string& stop, std::unique_lock<std::mutex>& lock) {
     if (job.request.end_turn) {
       auto text = tokenizer_->decode(job.text);  // without an id that ends a text
       text.resize(text.size() - stop.size());
       job.text = tokenizer_->encode(text + *job.request.end_turn);
     }
-    if (!job.request.save_as.empty() && reason != FinishReason::cancelled) {
+    if (!job.request.save_as.empty() && reason != engine::FinishReason::cancelled) {
       sessions_[job.request.save_as] = std::move(job.text);
     }
     if (job.request.disposable) disposable_.push_back(job.request.save_as);
-    Finish finish{.reason = reason, .stop = stop};
+    engine::Finish finish{.reason = reason, .stop = stop};
     if (!job.request.stop.empty()) finish.text = job.reply;
     finish.usage = {.prompt_tokens = static_cast<std::int64_t>(job.request.prompt.size()),
                     .completion_tokens = job.drawn};
@@ -294,12 +310,12 @@ class FakeEngine : public Engine {
   mutable std::mutex mutex_;
   std::mutex cancel_mutex_;
   std::condition_variable wake_;
-  std::map<RequestId, Job> jobs_;
+  Jobs jobs_;
   std::map<std::string, std::vector<std::int32_t>> sessions_;
   std::vector<std::string> disposable_;  // names of sessions
-  std::vector<RequestId> cancels_;
-  RequestId id_ = 0;
-  Request last_;
+  std::vector<engine::RequestId> cancels_;
+  engine::RequestId id_ = 0;
+  engine::Request last_;
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "efla/io/safetensors/safetensors.h"
-#include "efla/serve/durable_engine.h"
+#include "efla/engine/durable_engine.h"
 #include "tests/serve/fake_engine.h"
 #include "tests/support/temp_folder.h"
 
@@ -39,10 +39,10 @@ class SavingEngine final : public FakeEngine {
   }
 };
 
-class Waiting final : public Listener {
+class Waiting final : public engine::Listener {
  public:
-  void token(const Token&) override {}
-  void finish(const Finish&) override {
+  void token(const engine::Token&) override {}
+  void finish(const engine::Finish&) override {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     changed_.notify_all();
@@ -67,22 +67,22 @@ class EndingEngine final : public FakeEngine {
  public:
   ~EndingEngine() override {
     load(save_as_, "state:text");
-    listener_->finish({.reason = FinishReason::length});
+    listener_->finish({.reason = engine::FinishReason::length});
   }
-  RequestId submit(Request request, std::shared_ptr<Listener> listener) override {
+  engine::RequestId submit(engine::Request request, std::vector<std::shared_ptr<engine::Listener>> listeners) override {
     save_as_ = request.save_as;
-    listener_ = std::move(listener);
+    listener_ = std::move(listeners.front());
     return 1;
   }
 
  private:
   std::string save_as_;
-  std::shared_ptr<Listener> listener_;
+  std::shared_ptr<engine::Listener> listener_;
 };
 
 // Advances the session "book" by a token, and stores it.
-void advance(Engine& engine) {
-  Request request;
+void advance(engine::Engine& engine) {
+  engine::Request request;
   const auto sessions = engine.sessions();
   if (sessions.empty()) {
     request.prompt.assign(kPrompt, 'p');
@@ -107,7 +107,7 @@ TEST(KilledEngine, KeepsEveryTokenThatItConfirmed) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       close(ends[0]);
-      DurableEngine engine(std::make_unique<SavingEngine>("a"), sessions);
+      engine::DurableEngine engine(std::make_unique<SavingEngine>("a"), sessions);
       for (;;) {
         advance(engine);
         if (write(ends[1], "+", 1) != 1) _exit(1);
@@ -125,7 +125,7 @@ TEST(KilledEngine, KeepsEveryTokenThatItConfirmed) {
 
     auto inner = std::make_unique<SavingEngine>("a");
     const FakeEngine& engine = *inner;
-    const DurableEngine next(std::move(inner), sessions);
+    const engine::DurableEngine next(std::move(inner), sessions);
     const std::string text = engine.text_of("book");
     ASSERT_GE(text.size(), kPrompt + confirmed);
     ASSERT_LE(text.size(), kPrompt + confirmed + 1);
@@ -138,8 +138,8 @@ TEST(EndingEngine, ALastReplyIsInAFile) {
   const test::TempFolder folder;
   const auto listener = std::make_shared<Waiting>();
   {
-    DurableEngine engine(std::make_unique<EndingEngine>(), folder.path());
-    Request request;
+    engine::DurableEngine engine(std::make_unique<EndingEngine>(), folder.path());
+    engine::Request request;
     request.save_as = "book";
     engine.submit(std::move(request), listener);
   }

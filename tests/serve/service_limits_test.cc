@@ -92,9 +92,9 @@ TEST_F(ServiceLimits, TheServerEndsAlthoughARequestDoesNot) {
   HttpClient client(port_);
   client.send_post("/v1/completions", completion(10));
   EXPECT_TRUE(soon([&] { return submissions_ == 1; }));
-  const auto start = Clock::now();
+  const auto start = engine::Clock::now();
   stop(100ms);
-  EXPECT_LT(Clock::now() - start, 100ms + 5s);
+  EXPECT_LT(engine::Clock::now() - start, 100ms + 5s);
   EXPECT_FALSE(ended_);
   EXPECT_EQ(status_of(client.read_reply()), 0);
   release();  // the destructor of the service waits for it

@@ -372,7 +372,7 @@ TEST_F(ServiceTest, LimitsOfPromptsQueueAndKeys) {
 
 TEST_F(ServiceTest, SaysHowToMakeRoomForStates) {
   start();
-  engine_->submitting = [] { throw NoRoom("engine", "session_memory", "9 bytes", "at most 8"); };
+  engine_->submitting = [] { throw engine::NoRoom("engine", "session_memory", "9 bytes", "at most 8"); };
   const auto error = post("/v1/completions", {{"prompt", "a"}, {"n", 2}}, 503)["error"];
   EXPECT_EQ(error["code"], "no_room");
   EXPECT_EQ(

@@ -42,11 +42,11 @@ struct GpuDecoder::Step {
   Tensor o = {};
 };
 
-// The graphs of the steps of one state, whose tensors are `held`: with the head and without it.
+// The graph of the steps of one state, whose tensors are `held`.
 struct GpuDecoder::Cache : DecodeCache {
   std::shared_ptr<const Identity> decoder;
   std::vector<Tensor> held;
-  libtorch::GraphReplay whole, without_head;
+  libtorch::GraphReplay graph;
 };
 
 GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable)
@@ -224,18 +224,12 @@ Tensor GpuDecoder::prefill(const Tensor& ids, LanguageModelState& state) const {
   return model_.prefill(ids, state);
 }
 
-Tensor GpuDecoder::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
-  const auto precision = use_precision();
-  return model_.prefill_packed(ids, cu_seqlens, state);
-}
-
 GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {
   model_.check_ids(ids, 1);
   return step_drawn(ids.to(embeddings_.device()), state);
 }
 
-// Decodes one token per sequence. Returns the tensors of Output, or without the head its input.
-std::vector<Tensor> GpuDecoder::step_outputs(const Tensor& ids, LanguageModelState& state, bool head) const {
+GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
   const torch::NoGradGuard no_grad;
   model_.check_state(state, ids.size(0));
   for (auto& layer : state.layers) {
@@ -245,27 +239,23 @@ std::vector<Tensor> GpuDecoder::step_outputs(const Tensor& ids, LanguageModelSta
   const double eps = model_.config().norm_eps;
   const auto decode = [&](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
     const Tensor x = stack_output(inputs[0], inputs[1], state);
-    if (!head) return {autograd::rms_norm(x, norm_, eps)};
     const Tensor all = autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
     const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
     return {all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
   };
   const Tensor slot = torch::full({1}, state.tokens, ids.options());
-  auto outputs = (head ? cache->whole : cache->without_head).call(decode, {ids, slot}, cache->held);
+  const auto outputs = cache->graph.call(decode, {ids, slot}, cache->held);
   for (auto& layer : state.layers) {
     if (auto* written = std::get_if<KeyValueCache>(&layer)) written->count_token();
   }
   ++state.tokens;
-  return outputs;
-}
-
-GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
-  const auto outputs = step_outputs(ids, state, /*head=*/true);
   return {outputs[0], outputs[1]};
 }
 
-Tensor GpuDecoder::advance_step(const Tensor& ids, LanguageModelState& state) const {
-  return step_outputs(ids, state, /*head=*/false)[0];
+Tensor GpuDecoder::advance(const Tensor& ids, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
+  const auto precision = use_precision();
+  return model_.advance(ids, state).to(torch::kFloat);
 }
 
 Tensor GpuDecoder::advance_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {

@@ -36,9 +36,6 @@ class GpuDecoder {
   // Do the same as LanguageModel's functions. With weights in bfloat16, matrix products are in bfloat16, as in training
   // with autocast.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
-  torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
-                               LanguageModelState& state) const;
-
   // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, and from the second
   // step after a cache of keys and values has grown. Throws Error for a bad argument.
   Output step(const torch::Tensor& ids, LanguageModelState& state) const;
@@ -46,11 +43,11 @@ class GpuDecoder {
   // the GPU.
   Output step_drawn(const torch::Tensor& ids, LanguageModelState& state) const;
 
-  // Do the same without the head: return the inputs of the head, float32 [1, T, D] of prompts and [B, D] of a step. The
-  // arguments are not checked, and lie on the model's device.
+  // Do the same without the head: return the inputs of the head [1, T, D] float32. The arguments are not checked, and
+  // lie on the model's device.
+  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor advance_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
-  torch::Tensor advance_step(const torch::Tensor& ids, LanguageModelState& state) const;
   // Maps inputs of the head [N, D] to logits [N, vocab_size] float32.
   torch::Tensor logits(const torch::Tensor& hidden) const;
 
@@ -69,7 +66,6 @@ class GpuDecoder {
   torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state,
                     const std::optional<AttentionStep>& attention) const;
   torch::Tensor stack_output(const torch::Tensor& ids, const torch::Tensor& slot, LanguageModelState& state) const;
-  std::vector<torch::Tensor> step_outputs(const torch::Tensor& ids, LanguageModelState& state, bool head) const;
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
 
   const LanguageModel& model_;

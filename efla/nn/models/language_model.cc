@@ -167,6 +167,10 @@ Tensor LanguageModel::stack_output(const Tensor& ids,
   return add_and_norm(stream, *norm_, config_.norm_eps).second;
 }
 
+Tensor LanguageModel::logits_of(const Tensor& hidden) const {
+  return autograd::linear(hidden, head()).to(torch::kFloat);
+}
+
 Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
   const Tensor x = stack_output(ids, [&](std::size_t i, const Tensor& normed) { return mix(i, normed, state); });
   state.tokens += ids.size(1);
@@ -196,23 +200,7 @@ Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) cons
   for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {
     last = advance(on_device.slice(1, begin, std::min(begin + step, ids.size(1))), state).select(1, -1);
   }
-  return autograd::linear(last, head()).to(torch::kFloat);
-}
-
-Tensor LanguageModel::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
-  const torch::NoGradGuard no_grad;
-  check_ids(ids, 2);
-  autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
-  const std::int64_t count = cu_seqlens.size(0) - 1;
-  check_state(state, count);
-  if (cu_seqlens.diff().le(0).any().item<bool>()) {
-    throw Error(kName, "cu_seqlens", "a sequence without tokens", "at least one token in each");
-  }
-  const auto device = embeddings_->value.device();
-  const Tensor ends = cu_seqlens.to(device);
-  const Tensor x = advance_packed(ids.to(device), ends, state);
-  const Tensor last = x[0].index_select(0, ends.narrow(0, 1, count) - 1);
-  return autograd::linear(last, head()).to(torch::kFloat);
+  return logits_of(last);
 }
 
 Tensor LanguageModel::step(const Tensor& ids, LanguageModelState& state) const {

@@ -57,13 +57,14 @@ class LanguageModel : public torch::nn::Module {
   // Prefills ids [B, T], T ≥ 1, a bounded number of tokens at a time, and updates the state. Returns the logits [B,
   // vocab_size] float32 after the last token.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Prefills N sequences, packed in ids [1, T] with cu_seqlens [N + 1], which follow the tokens in a state of N
-  // sequences. No sequence may be empty. Returns the logits [N, vocab_size] float32 after each sequence. Replaces the
-  // tensors of the state, but not its number of tokens. Throws Error for layers of softmax attention.
-  torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
-                               LanguageModelState& state) const;
   // Does the same in one call of each layer for arguments that the caller has checked, which lie on the model's device.
-  // Returns the inputs of the head [1, T, D], in the type of the layers.
+  // Returns the inputs of the head [B, T, D], in the type of the layers; logits_of maps rows of them [N, D] to logits
+  // [N, vocab_size] float32.
+  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
+  torch::Tensor logits_of(const torch::Tensor& hidden) const;
+  // Does the same for N sequences, packed in ids [1, T] with cu_seqlens [N + 1], which follow the tokens in a state of N
+  // sequences. No sequence may be empty. Replaces the tensors of the state, but not its number of tokens. Throws Error
+  // for layers of softmax attention.
   torch::Tensor advance_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
   // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder is faster on a GPU.
@@ -86,8 +87,6 @@ class LanguageModel : public torch::nn::Module {
   // Returns the input of the head after all layers, each with mix(index, normed) as its attn.
   torch::Tensor stack_output(const torch::Tensor& ids,
                              const std::function<torch::Tensor(std::size_t, const torch::Tensor&)>& mix) const;
-  // Maps ids [B, T] to [B, T, D] in one call of each layer.
-  torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
 
   LanguageModelConfig config_;
   bool recompute_ = false;

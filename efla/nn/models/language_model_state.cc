@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <string>
 
-#include "efla/nn/named_tensor.h"
-
 namespace efla::nn {
 namespace {
 
@@ -88,12 +86,22 @@ LanguageModelState LanguageModelState::selected(const std::vector<std::int64_t>&
   return some;
 }
 
-LanguageModelState LanguageModelState::shared_row(std::int64_t row, std::int64_t row_tokens) const {
+LanguageModelState LanguageModelState::row(std::int64_t index, std::int64_t row_tokens) const {
   LanguageModelState one{1, row_tokens, layers};
   for (auto& layer : one.layers) {
-    auto& mixer = std::get<MixerState>(layer);
-    mixer.memory = mixer.memory.narrow(0, row, 1);
-    if (mixer.conv.defined()) mixer.conv = mixer.conv.narrow(0, row, 1);
+    if (auto* mixer = std::get_if<MixerState>(&layer)) {
+      mixer->memory = mixer->memory.narrow(0, index, 1).clone();
+      if (mixer->conv.defined()) mixer->conv = mixer->conv.narrow(0, index, 1).clone();
+      continue;
+    }
+    const KeyValueCache all = std::get<KeyValueCache>(layer);
+    const auto own = [&](const Tensor& of_all) {
+      return of_all.narrow(0, index, 1).narrow(2, all.tokens() - row_tokens, row_tokens);
+    };
+    const Tensor keys = own(all.keys()), values = own(all.values());
+    auto& cache = std::get<KeyValueCache>(layer);
+    cache = KeyValueCache(1, keys.size(1), keys.size(3), keys.device());
+    cache.append(keys, values);
   }
   return one;
 }
@@ -130,11 +138,11 @@ std::vector<std::pair<std::string, Tensor>> LanguageModelState::tensors() const 
   return all;
 }
 
-void LanguageModelState::read(const io::SafetensorsFile& file, std::int64_t read_tokens) {
+void LanguageModelState::read(const Reader& tensor, std::int64_t read_tokens) {
   LanguageModelState own = *this;
   own.tokens = read_tokens;
   const auto fresh = [&](const std::string& name, at::IntArrayRef sizes, torch::Device device) {
-    return read_tensor(file, name, sizes).to(device);
+    return tensor(name, sizes).to(device);
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (auto* mixer = std::get_if<MixerState>(&own.layers[i])) {
@@ -146,7 +154,8 @@ void LanguageModelState::read(const io::SafetensorsFile& file, std::int64_t read
       sizes[2] = read_tokens;
       const torch::Device device = cache.keys().device();
       cache = KeyValueCache(sizes[0], sizes[1], sizes[3], device);
-      cache.append(fresh(prefix(i) + "keys", sizes, device), fresh(prefix(i) + "values", sizes, device));
+      const Tensor keys = fresh(prefix(i) + "keys", sizes, device);
+      cache.append(keys, fresh(prefix(i) + "values", sizes, device));
     }
   }
   *this = own;

@@ -4,13 +4,13 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
 
@@ -37,9 +37,8 @@ struct LanguageModelState {
   // attention, and only for steps.
   static LanguageModelState joined(const std::vector<const LanguageModelState*>& states);
   LanguageModelState selected(const std::vector<std::int64_t>& rows) const;
-  // Returns the state of sequence `row` after row_tokens tokens, which shares its tensors with this state. Only for
-  // models without softmax attention.
-  LanguageModelState shared_row(std::int64_t row, std::int64_t row_tokens) const;
+  // Returns an independent state of sequence `index`, which has row_tokens tokens.
+  LanguageModelState row(std::int64_t index, std::int64_t row_tokens) const;
 
   // Returns the size of all tensors.
   std::int64_t bytes() const;
@@ -48,9 +47,10 @@ struct LanguageModelState {
   // layers.I.values [B, HKV, tokens, D/H]; all contiguous, in the CPU's memory.
   std::vector<std::pair<std::string, torch::Tensor>> tensors() const;
 
-  // Reads tensors() of a state after `tokens` tokens from a file into this state, which a model has made for the same
-  // number of sequences. Throws IoError(content) for a tensor that is missing or of another shape.
-  void read(const io::SafetensorsFile& file, std::int64_t tokens);
+  // Sets this state, which a model has made, to a state after read_tokens tokens. tensor: is called for each of
+  // tensors(), in this order, with name and shape; returns a new tensor.
+  using Reader = std::function<torch::Tensor(const std::string& name, at::IntArrayRef shape)>;
+  void read(const Reader& tensor, std::int64_t read_tokens);
 };
 
 }  // namespace efla::nn

@@ -101,9 +101,9 @@ void load_state(ApiContext& context, const std::string& name, std::string_view s
   }
 }
 
-void require_success(const Finish& finish) {
-  if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the server is stopping");
-  if (finish.reason != FinishReason::error) return;
+void require_success(const engine::Finish& finish) {
+  if (finish.reason == engine::FinishReason::cancelled) throw ApiError(503, "the server is stopping");
+  if (finish.reason != engine::FinishReason::error) return;
   if (finish.no_memory) throw ApiError(503, "not enough memory");
   throw ApiError(500, finish.error);
 }

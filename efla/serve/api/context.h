@@ -12,12 +12,12 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/engine/engine.h"
 #include "efla/serve/api/chat_template.h"
 #include "efla/serve/api/fields.h"
 #include "efla/serve/api/json_text.h"
 #include "efla/serve/api/requests.h"
 #include "efla/serve/api/state_keys.h"
-#include "efla/serve/engine.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
@@ -37,8 +37,8 @@ struct ApiOptions {
 
 // What the requests of a service share.
 struct ApiContext {
-  Engine& engine;
-  EngineInfo info;
+  engine::Engine& engine;
+  engine::EngineInfo info;
   ApiOptions options;
   std::function<void(HttpServer::Lane, std::function<void()>)> work;  // HttpServer::work
   std::atomic<std::uint64_t> next_name = 0;
@@ -125,17 +125,17 @@ void load_state(ApiContext& context, const std::string& name, std::string_view s
 void check_model(const ApiContext& context, const std::string& model);
 
 // Throws ApiError for a request of the engine that ended with an error, or that the server's stop has cancelled.
-void require_success(const Finish& finish);
+void require_success(const engine::Finish& finish);
 
 // Calls a function when the engine has finished a request that no client waits for token by token.
-class Continuation : public Listener {
+class Continuation : public engine::Listener {
  public:
-  explicit Continuation(std::function<void(const Finish&)> finished) : finished_(std::move(finished)) {}
-  void token(const Token&) override {}
-  void finish(const Finish& finish) override { finished_(finish); }
+  explicit Continuation(std::function<void(const engine::Finish&)> finished) : finished_(std::move(finished)) {}
+  void token(const engine::Token&) override {}
+  void finish(const engine::Finish& finish) override { finished_(finish); }
 
  private:
-  std::function<void(const Finish&)> finished_;
+  std::function<void(const engine::Finish&)> finished_;
 };
 
 // Counts a request of a client as running for as long as the result lives. Throws ApiError with status 429 where the

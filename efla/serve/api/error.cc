@@ -4,9 +4,9 @@
 
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
+#include "efla/engine/engine.h"
 #include "efla/serve/api/context.h"
 #include "efla/serve/api/json_text.h"
-#include "efla/serve/engine.h"
 
 namespace efla::serve {
 namespace {
@@ -55,13 +55,13 @@ ApiError current_error(const std::string& client) {
     return {error.alone ? 413 : 503, error.sentence(), "", "no_memory"};
   } catch (const RequestGone&) {
     return {503, "the server is stopping"};
-  } catch (const QueueFull&) {
+  } catch (const engine::QueueFull&) {
     return {429, "the queue is full: too many requests wait already", "", "queue_full"};
-  } catch (const NoSuchSession& error) {
+  } catch (const engine::NoSuchSession& error) {
     return {404, sentence(error), error.argument(), "session_not_found"};
-  } catch (const SessionInUse& error) {
+  } catch (const engine::SessionInUse& error) {
     return {409, sentence(error), "session", "session_in_use"};
-  } catch (const NoRoom& error) {
+  } catch (const engine::NoRoom& error) {
     return {503,
             "no room for one more state: " + sentence(error) +
                 "; whoever runs the server sets a larger --session-memory, or a folder with --swap",

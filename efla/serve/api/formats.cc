@@ -108,9 +108,9 @@ std::size_t CharacterCount::push(std::string_view bytes, const data::Tokenizer& 
   return offset;
 }
 
-std::string finish_reason(const Finish& finish) { return std::string(name_of(finish.reason)); }
+std::string finish_reason(const engine::Finish& finish) { return std::string(name_of(finish.reason)); }
 
-JsonText usage_json(const Usage& usage) {
+JsonText usage_json(const engine::Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.completion_tokens},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
@@ -122,7 +122,7 @@ JsonText logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, cons
   return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer);
 }
 
-JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
+JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const engine::Usage& usage,
                     const data::Tokenizer& tokenizer) {
   const bool chat = head.shape == Shape::chat;
   JsonText list = JsonText::array();
@@ -156,7 +156,7 @@ std::string first_event(const ReplyHead& head, std::size_t index) {
   return choice_event(head, index, R"(,"delta":{"role":"assistant","content":""})", "null", "null");
 }
 
-std::string last_event(const ReplyHead& head, std::size_t index, const Finish& finish) {
+std::string last_event(const ReplyHead& head, std::size_t index, const engine::Finish& finish) {
   return choice_event(head, index, head.shape == Shape::chat ? ",\"delta\":{}" : ",\"text\":\"\"", "null",
                       json_text(finish_reason(finish)));
 }
@@ -189,7 +189,7 @@ JsonText ResponseFormat::item(const Choice* choice) const {
   if (choice != nullptr) {
     content.push_back({{"type", "output_text"}, {"text", choice->text}, {"annotations", JsonText::array()}});
   }
-  const bool whole = choice != nullptr && choice->finish && choice->finish->reason == FinishReason::stop;
+  const bool whole = choice != nullptr && choice->finish && choice->finish->reason == engine::FinishReason::stop;
   return {{"type", "message"},
           {"id", item_id_},
           {"status", choice == nullptr ? "in_progress"
@@ -199,14 +199,14 @@ JsonText ResponseFormat::item(const Choice* choice) const {
           {"content", content}};
 }
 
-JsonText ResponseFormat::object(const Choice* choice, const Usage& usage) const {
+JsonText ResponseFormat::object(const Choice* choice, const engine::Usage& usage) const {
   JsonText object{{"id", head_.id}, {"object", "response"}, {"created_at", head_.created}};
-  const bool whole = choice != nullptr && choice->finish->reason == FinishReason::stop;
+  const bool whole = choice != nullptr && choice->finish->reason == engine::FinishReason::stop;
   object.add("status", choice == nullptr ? "in_progress" : whole ? "completed" : "incomplete");
   object.add("error", nullptr);
   JsonText details;
   if (choice != nullptr && !whole) {
-    const bool length = choice->finish->reason == FinishReason::length;
+    const bool length = choice->finish->reason == engine::FinishReason::length;
     details = {{"reason", length ? "max_output_tokens" : finish_reason(*choice->finish)}};
   }
   object.add("incomplete_details", details);
@@ -248,9 +248,9 @@ data: {"type":"response.output_text.delta","sequence_number":)" +
          std::to_string(sequence_++) + "," + text_prefix_ + json_text(text) + ",\"logprobs\":[]}\n\n";
 }
 
-std::string ResponseFormat::last_events(const Choice& choice, const Usage& usage) {
+std::string ResponseFormat::last_events(const Choice& choice, const engine::Usage& usage) {
   const JsonText part{{"type", "output_text"}, {"text", choice.text}, {"annotations", JsonText::array()}};
-  const bool whole = choice.finish->reason == FinishReason::stop;
+  const bool whole = choice.finish->reason == engine::FinishReason::stop;
   auto events = event("response.output_text.done", {{"item_id", item_id_},
                                                     {"output_index", 0},
                                                     {"content_index", 0},

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/engine/engine.h"
 #include "efla/serve/api/json_text.h"
 #include "efla/serve/api/requests.h"
-#include "efla/serve/engine.h"
 
 namespace efla::serve {
 
@@ -21,7 +21,7 @@ std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer);
 struct ScoredToken {
   std::int32_t id = 0;
   float logprob = 0.0F;
-  std::vector<ScoredId> alternatives = {};
+  std::vector<engine::ScoredId> alternatives = {};
   std::size_t offset = 0;  // characters of the reply's text before the token
 };
 
@@ -48,7 +48,7 @@ struct Choice {
   std::vector<ScoredToken> scored;  // with logprobs: the prompt with echo, then the reply
   bool begun = false;               // a token has come
   CharacterCount characters;        // of the text, with logprobs
-  std::optional<Finish> finish;
+  std::optional<engine::Finish> finish;
 };
 
 // What all messages about a reply have in common.
@@ -58,21 +58,21 @@ struct ReplyHead {
   Shape shape = Shape::completion;
 };
 
-std::string finish_reason(const Finish& finish);
-JsonText usage_json(const Usage& usage);
+std::string finish_reason(const engine::Finish& finish);
+JsonText usage_json(const engine::Usage& usage);
 
 // Returns the object "logprobs" of a completion or a chat for some tokens; null for none.
 JsonText logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer);
 
 // Returns the whole reply of a completion or a chat.
-JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
+JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const engine::Usage& usage,
                     const data::Tokenizer& tokenizer);
 
 // Returns server-sent events. `logprobs` is JSON.
 std::string event(std::string_view json);
 std::string chunk_event(const ReplyHead& head, std::size_t index, std::string_view text, std::string_view logprobs);
 std::string first_event(const ReplyHead& head, std::size_t index);  // the role, in a chat; otherwise nothing
-std::string last_event(const ReplyHead& head, std::size_t index, const Finish& finish);
+std::string last_event(const ReplyHead& head, std::size_t index, const engine::Finish& finish);
 // An event without choices that has more fields.
 std::string extra_event(const ReplyHead& head, const JsonText& fields);
 inline constexpr std::string_view kDone = "data: [DONE]\n\n";
@@ -83,11 +83,11 @@ class ResponseFormat {
   ResponseFormat(ReplyHead head, const GenerationRequest& request);
 
   // Returns the object; without `choice`, in progress.
-  JsonText object(const Choice* choice, const Usage& usage) const;
+  JsonText object(const Choice* choice, const engine::Usage& usage) const;
 
   std::string first_events();
   std::string text_event(std::string_view text);
-  std::string last_events(const Choice& choice, const Usage& usage);
+  std::string last_events(const Choice& choice, const engine::Usage& usage);
   std::string error_event(const std::string& message);
 
  private:

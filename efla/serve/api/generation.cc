@@ -12,10 +12,10 @@ namespace efla::serve {
 namespace {
 
 // Returns whether the engine has a session of this name that is the state of a response.
-bool is_response(const Engine& engine, const std::string& name) {
+bool is_response(const engine::Engine& engine, const std::string& name) {
   try {
     return engine.session(name).disposable;
-  } catch (const NoSuchSession&) {
+  } catch (const engine::NoSuchSession&) {
     return false;
   }
 }
@@ -63,7 +63,6 @@ void Generation::prepare() {
   prepare_prompts();
   exchange_->hold(static_cast<std::ptrdiff_t>(most_reply_bytes()));
   choices_.resize(replies());
-  scored_prompts_.resize(prompts_.size());
 }
 
 // Returns the bytes that the longest replies take, as texts, as scores and as JSON.
@@ -142,54 +141,43 @@ void Generation::prepare_prompts() {
   }
 }
 
-// Returns a request without a prompt.
-Request Generation::engine_request(std::size_t replica) const {
-  Request made;
-  made.session = from_;
-  made.places = 0;  // the first request has the places of all
-  made.max_tokens = *request_.max_tokens;
-  made.sampling = request_.sampling;
-  made.sampling.seed += replica;
-  made.stop = request_.stop;
-  made.stop_token_ids = request_.stop_token_ids;
-  made.logprobs = request_.logprobs;
-  made.client = client_;
-  if (context_.options.deadline.count() > 0) made.deadline = Clock::now() + context_.options.deadline;
-  return made;
-}
-
-// Submits the requests. Several replies to a prompt begin with forks of the state after the prompt, which is prefilled
-// once.
+// Submits a request per prompt, each for all of its replies.
 void Generation::submit_all() {
-  forks_.resize(prompts_.size());  // now, because another thread reads the first ones while this one adds more
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
-    auto request = engine_request(0);
-    request.echo = request_.echo && request_.logprobs >= 0;
-    request.prompt = std::exchange(prompts_[i], {});
-    request.cache_after = cache_after_;
-    if (i == 0) request.places = static_cast<std::int64_t>(replies());
-    if (request_.n == 1) {
-      request.save_as = save_as_;
-      request.disposable = request_.disposable;
-      if (request_.shape != Shape::completion) request.end_turn = context_.options.chat.after_reply();
-      submit(std::move(request), i);
-      continue;
-    }
-    temporary_.push_back("_" + std::to_string(context_.next_name++));
-    request.save_as = forks_[i] = temporary_.back();
-    request.max_tokens = 0;
-    submit(std::move(request), replies() + i);
+    engine::Request made;
+    made.prompt = std::exchange(prompts_[i], {});
+    made.session = from_;
+    made.save_as = save_as_;
+    made.disposable = request_.disposable;
+    made.cache_after = cache_after_;
+    made.places = i == 0 ? static_cast<std::int64_t>(replies()) : 0;  // the first request has the places of all
+    made.max_tokens = *request_.max_tokens;
+    made.sampling = request_.sampling;
+    made.stop = request_.stop;
+    made.stop_token_ids = request_.stop_token_ids;
+    if (request_.shape != Shape::completion) made.end_turn = context_.options.chat.after_reply();
+    made.logprobs = request_.logprobs;
+    made.echo = request_.echo && request_.logprobs >= 0;
+    made.client = client_;
+    if (context_.options.deadline.count() > 0) made.deadline = engine::Clock::now() + context_.options.deadline;
+    submit(std::move(made), i);
   }
 }
 
-// Submits a request. Does not hold the mutex while the engine takes the request, because the engine may write files.
-void Generation::submit(Request request, std::size_t index) {
-  ++left_;
-  RequestId id = 0;
+// Submits the request of a prompt. Does not hold the mutex while the engine takes the request, because the engine may
+// write files.
+void Generation::submit(engine::Request request, std::size_t prompt) {
+  const auto n = static_cast<std::size_t>(request_.n);
+  std::vector<std::shared_ptr<engine::Listener>> receivers;
+  for (std::size_t i = 0; i < n; ++i) {
+    receivers.push_back(std::make_shared<Receiver>(shared_from_this(), prompt * n + i));
+  }
+  left_ += n;
+  engine::RequestId id = 0;
   try {
-    id = context_.engine.submit(std::move(request), std::make_shared<Receiver>(shared_from_this(), index));
+    id = context_.engine.submit(std::move(request), std::move(receivers));
   } catch (...) {
-    --left_;  // not to 0, because the thread that submits counts too
+    left_ -= n;  // not to 0, because the thread that submits counts too
     throw;
   }
   const std::lock_guard lock(mutex_);
@@ -203,20 +191,6 @@ void Generation::release() {
   constexpr std::size_t kQuickReply = 1 << 20;  // bytes; a longer reply keeps no other one waiting
   const auto lane = most_reply_bytes() > kQuickReply ? HttpServer::Lane::slow : HttpServer::Lane::quick;
   context_.work(lane, [self = shared_from_this()] { self->complete(); });
-}
-
-void Generation::submit_forks(std::size_t prompt) {
-  try {
-    const auto n = static_cast<std::size_t>(request_.n);
-    for (std::size_t replica = 0; replica < n; ++replica) {
-      auto request = engine_request(replica);
-      request.session = forks_[prompt];
-      submit(std::move(request), prompt * n + replica);
-    }
-  } catch (...) {
-    fail(current_error(client_));
-  }
-  release();
 }
 
 void start_generation(ApiContext& context, GenerationRequest request, const std::string& client,

@@ -21,14 +21,15 @@ void Generation::begin_stream() {
   exchange_->write(events);
 }
 
-void Generation::prompt(std::size_t index, std::span<const PromptToken> tokens) {
-  const bool has_forks = index >= replies();
-  auto& scored = has_forks ? scored_prompts_[index - replies()] : choices_[index].scored;
-  const auto& echo = echoes_[has_forks ? index - replies() : prompt_of(index)];
+void Generation::prompt(std::size_t index, std::span<const engine::PromptToken> tokens) {
+  auto& scored = choices_[index].scored;
+  const auto& echo = echoes_[prompt_of(index)];
   for (const auto& token : tokens) {
     const auto offset = echo.offsets.at(scored.size());
     scored.push_back({token.token.id, token.token.logprob, token.alternatives, offset});
   }
+  // All replies to the prompt have the same scores, and none of them has begun.
+  for (std::size_t i = 1; i < static_cast<std::size_t>(request_.n); ++i) choices_[index + i].scored = scored;
 }
 
 // Begins a reply with the echo of its prompt. Does nothing for a reply that has begun.
@@ -41,7 +42,7 @@ void Generation::begin_reply(std::size_t index) {
   if (request_.stream) send_text(index, echo.text, 0);
 }
 
-void Generation::token(std::size_t index, const Token& token) {
+void Generation::token(std::size_t index, const engine::Token& token) {
   begin_reply(index);
   auto& choice = choices_[index];
   const auto scored = choice.scored.size();
@@ -64,21 +65,10 @@ void Generation::send_text(std::size_t index, std::string_view text, std::size_t
   exchange_->write(chunk_event(head_, index, text, logprobs.text()));
 }
 
-void Generation::finish(std::size_t index, const Finish& finish) {
+void Generation::finish(std::size_t index, const engine::Finish& finish) {
   usage_.prompt_tokens += finish.usage.prompt_tokens;
   usage_.cached_tokens += finish.usage.cached_tokens;
   usage_.completion_tokens += finish.usage.completion_tokens;
-  if (index >= replies()) {  // a prompt with several replies
-    const auto prompt = index - replies();
-    const auto n = static_cast<std::size_t>(request_.n);
-    if (finish.reason == FinishReason::length || finish.reason == FinishReason::stop) {
-      for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].scored = scored_prompts_[prompt];
-      return context_.work(HttpServer::Lane::quick,
-                           [self = shared_from_this(), prompt] { self->submit_forks(prompt); });
-    }
-    for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].finish = finish;
-    return release();
-  }
   begin_reply(index);
   auto& choice = choices_[index];
   choice.text += finish.text;
@@ -98,7 +88,8 @@ void Generation::complete() {
   if (failed()) return drop_temporary();
   try {
     for (const auto& choice : choices_) require_success(*choice.finish);
-    if (choices_.front().finish->reason == FinishReason::deadline) save_as_.clear();  // the engine stores nothing
+    if (choices_.front().finish->reason == engine::FinishReason::deadline)
+      save_as_.clear();  // the engine stores nothing
     answer();
   } catch (...) {
     fail(current_error(client_));

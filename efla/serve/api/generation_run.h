@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "efla/engine/engine.h"
 #include "efla/serve/api/context.h"
 #include "efla/serve/api/echo.h"
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/formats.h"
 #include "efla/serve/api/requests.h"
-#include "efla/serve/engine.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
@@ -38,13 +38,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  private:
   // Receives one reply, or the scores of a prompt.
-  class Receiver : public Listener {
+  class Receiver : public engine::Listener {
    public:
     Receiver(std::shared_ptr<Generation> generation, std::size_t index)
         : generation_(std::move(generation)), index_(index) {}
-    void prompt(std::span<const PromptToken> tokens) override { generation_->prompt(index_, tokens); }
-    void token(const Token& token) override { generation_->token(index_, token); }
-    void finish(const Finish& finish) override { generation_->finish(index_, finish); }
+    void prompt(std::span<const engine::PromptToken> tokens) override { generation_->prompt(index_, tokens); }
+    void token(const engine::Token& token) override { generation_->token(index_, token); }
+    void finish(const engine::Finish& finish) override { generation_->finish(index_, finish); }
 
    private:
     std::shared_ptr<Generation> generation_;
@@ -55,16 +55,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepare_states();
   void prepare_prompts();
   void submit_all();
-  void submit(Request request, std::size_t index);
-  void submit_forks(std::size_t prompt);
+  void submit(engine::Request request, std::size_t prompt);
   void release();
-  Request engine_request(std::size_t replica) const;
   void begin_stream();
 
   // On the engine's thread:
-  void prompt(std::size_t index, std::span<const PromptToken> tokens);
-  void token(std::size_t index, const Token& token);
-  void finish(std::size_t index, const Finish& finish);
+  void prompt(std::size_t index, std::span<const engine::PromptToken> tokens);
+  void token(std::size_t index, const engine::Token& token);
+  void finish(std::size_t index, const engine::Finish& finish);
   void begin_reply(std::size_t index);
   void send_text(std::size_t index, std::string_view text, std::size_t first_scored);
 
@@ -90,17 +88,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
   ReplyHead head_;
   std::unique_ptr<ResponseFormat> response_;
   std::vector<std::vector<std::int32_t>> prompts_;
-  std::vector<Echo> echoes_;                              // of every prompt, with echo
-  std::vector<std::int64_t> cache_after_;                 // of every prompt
-  std::vector<std::vector<ScoredToken>> scored_prompts_;  // of prompts with several replies
-  std::string from_, save_as_;                            // engine's names
-  std::vector<std::string> forks_;                        // of prompts with several replies
+  std::vector<Echo> echoes_;               // of every prompt, with echo
+  std::vector<std::int64_t> cache_after_;  // of every prompt
+  std::string from_, save_as_;             // engine's names
   std::vector<std::string> temporary_;
   std::vector<Choice> choices_;
-  Usage usage_;
+  engine::Usage usage_;
   std::atomic<std::size_t> left_ = 1;  // requests that are not finished, plus the thread that submits
   std::mutex mutex_;                   // guards the members that follow
-  std::vector<RequestId> ids_;
+  std::vector<engine::RequestId> ids_;
   bool gone_ = false, failed_ = false, begun_ = false;
 };
 

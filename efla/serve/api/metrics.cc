@@ -20,7 +20,7 @@ class Writer {
     add(name, type, help);
     value(number);
   }
-  void histogram(const char* name, const char* help, const Histogram& histogram) {
+  void histogram(const char* name, const char* help, const engine::Histogram& histogram) {
     add(name, "histogram", help);
     std::uint64_t below = 0;
     for (std::size_t i = 0; i < histogram.bounds.size(); ++i) {
@@ -39,8 +39,8 @@ class Writer {
 
 }  // namespace
 
-std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>& replies, std::int64_t connections,
-                         std::int64_t request_bytes) {
+std::string metrics_text(const engine::Statistics& s, const std::map<int, std::uint64_t>& replies,
+                         std::int64_t connections, std::int64_t request_bytes) {
   Writer out;
   out.histogram("time_to_first_token_seconds", "From the request to the first token.", s.first_token_seconds);
   out.histogram("inter_token_latency_seconds", "From a token to the next of the same reply.", s.between_tokens_seconds);

@@ -69,7 +69,7 @@ void read_stop(const Fields& fields, GenerationRequest& request) {
   }
 }
 
-void read_logit_bias(const Fields& fields, RequestSampling& sampling) {
+void read_logit_bias(const Fields& fields, engine::RequestSampling& sampling) {
   const auto* bias = fields.find("logit_bias");
   if (bias == nullptr) return;
   const std::string expected = "an object of token ids, each with a number from -100 to 100";
@@ -233,7 +233,7 @@ GenerationRequest parse_completion(const nlohmann::json& body) {
   read_state(fields, request);
   read_n(fields, request);
   request.max_tokens = fields.find<std::int64_t>("max_tokens", 0, kMost).value_or(16);
-  request.logprobs = fields.find<std::int64_t>("logprobs", 0, kMaxLogprobs).value_or(-1);
+  request.logprobs = fields.find<std::int64_t>("logprobs", 0, engine::kMaxLogprobs).value_or(-1);
   request.echo = fields.find<bool>("echo").value_or(false);
   request.bos = fields.find<bool>("add_special_tokens");
   request.cache_tokens = fields.find<std::int64_t>("cache_tokens", 0, kMost).value_or(0);
@@ -263,7 +263,7 @@ GenerationRequest parse_chat(const nlohmann::json& body) {
     request.max_tokens_field = "max_completion_tokens";
   }
   const bool scored = fields.find<bool>("logprobs").value_or(false);
-  const auto top = fields.find<std::int64_t>("top_logprobs", 0, kMaxLogprobs);
+  const auto top = fields.find<std::int64_t>("top_logprobs", 0, engine::kMaxLogprobs);
   if (top.value_or(0) > 0 && !scored) fields.refuse("top_logprobs", "only with \"logprobs\": true");
   if (scored) request.logprobs = top.value_or(0);
   accept_defaults(fields, Place::generation);

@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "efla/engine/engine.h"
 #include "efla/serve/api/chat_template.h"
-#include "efla/serve/engine.h"
 
 namespace efla::serve {
 
@@ -28,7 +28,7 @@ struct GenerationRequest {
   std::int64_t n = 1;             // replies per prompt
   std::optional<std::int64_t> max_tokens;
   const char* max_tokens_field = "max_tokens";  // the field that gave max_tokens
-  RequestSampling sampling;
+  engine::RequestSampling sampling;
   bool seeded = false;  // the client chose sampling.seed
   std::vector<std::string> stop;
   std::vector<std::int32_t> stop_token_ids;

@@ -76,7 +76,7 @@ bool is_json(std::string_view content_type) {
 
 class Service::Implementation {
  public:
-  Implementation(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
+  Implementation(engine::Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
       : keys_(std::move(keys)),
         context_{
             .engine = engine,
@@ -100,9 +100,9 @@ class Service::Implementation {
     ended_ = true;
     // Requests that the stop has cancelled end with the engine's next step. A request that the worker has only begun is
     // not counted as running yet, and would outlive this object.
-    const auto late = Clock::now() + kLongestEnd;
+    const auto late = engine::Clock::now() + kLongestEnd;
     while (!idle()) {
-      if (Clock::now() > late) return false;
+      if (engine::Clock::now() > late) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return true;
@@ -346,7 +346,7 @@ void Service::Implementation::tokenizer_info(Call& call) {
                                    {"chat_template", nullptr}}));
 }
 
-Service::Service(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
+Service::Service(engine::Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
     : implementation_(std::make_unique<Implementation>(engine, std::move(options), std::move(keys), http)) {}
 Service::~Service() = default;
 const std::string& Service::address() const { return implementation_->address(); }

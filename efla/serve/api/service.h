@@ -13,7 +13,7 @@ namespace efla::serve {
 class Service {
  public:
   // Listens from now on. The engine must outlive the service. Throws what HttpServer throws.
-  Service(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http);
+  Service(engine::Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http);
   ~Service();
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;

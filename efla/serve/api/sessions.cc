@@ -23,7 +23,7 @@ std::string client_name(const std::string& client, const std::string& name) {
   return name.starts_with(client + ".") ? name.substr(client.size() + 1) : "";
 }
 
-JsonText session_json(const Call& call, const SessionInfo& info) {
+JsonText session_json(const Call& call, const engine::SessionInfo& info) {
   return {{"name", client_name(call.client, info.name)},
           {"object", "session"},
           {"tokens", info.tokens},
@@ -43,7 +43,7 @@ HttpReply session_reply(ApiContext& context, const Call& call, const std::string
 void require_new(ApiContext& context, const Call& call, const std::string& name) {
   try {
     context.engine.session(engine_name(call.client, name));
-  } catch (const NoSuchSession&) {
+  } catch (const engine::NoSuchSession&) {
     return;
   }
   refuse_existing(name);
@@ -60,21 +60,21 @@ void copy_session(ApiContext& context, const Call& call, const std::string& from
 }
 
 // Submits a request that stores a session, and replies with the session.
-void store(ApiContext& context, Call& call, const std::string& name, Request made, int status) {
+void store(ApiContext& context, Call& call, const std::string& name, engine::Request made, int status) {
   made.client = call.client;
   const auto id = context.engine.submit(
       std::move(made),
-      std::make_shared<Continuation>(
-          [&context, call, name, status, place = take_place(context, call.client)](const Finish& finish) mutable {
-            context.work(HttpServer::Lane::quick, [&context, call, name, status, finish, place]() mutable {
-              try {
-                require_success(finish);
-                call.exchange->reply(session_reply(context, call, name, status));
-              } catch (...) {
-                call.exchange->reply(to_reply(current_error(call.client)));
-              }
-            });
-          }));
+      std::make_shared<Continuation>([&context, call, name, status,
+                                      place = take_place(context, call.client)](const engine::Finish& finish) mutable {
+        context.work(HttpServer::Lane::quick, [&context, call, name, status, finish, place]() mutable {
+          try {
+            require_success(finish);
+            call.exchange->reply(session_reply(context, call, name, status));
+          } catch (...) {
+            call.exchange->reply(to_reply(current_error(call.client)));
+          }
+        });
+      }));
   call.exchange->on_gone([&context, id] { context.engine.cancel(id); });
 }
 
@@ -84,7 +84,7 @@ void begin_session(ApiContext& context, Call& call, const CreateSessionRequest& 
     copy_session(context, call, request.parent, request.name);
     return call.exchange->reply(session_reply(context, call, request.name, 201));
   }
-  Request made;
+  engine::Request made;
   if (!request.parent.empty()) made.session = engine_name(call.client, request.parent);
   made.prompt = encode_prompt(context, *request.prompt, request.bos.value_or(context.options.bos), made.session,
                               "prompt", *call.exchange);
@@ -109,8 +109,8 @@ void create_session(ApiContext& context, Call& call) {
   if (request.prompt && request.name != request.parent) require_new(context, call, request.name);
   try {
     begin_session(context, call, request);
-  } catch (const NoSuchSession& error) {
-    throw NoSuchSession(error.operation(), "parent", error.got(), error.expected());
+  } catch (const engine::NoSuchSession& error) {
+    throw engine::NoSuchSession(error.operation(), "parent", error.got(), error.expected());
   }
 }
 
@@ -124,9 +124,10 @@ void delete_session(ApiContext& context, Call& call) {
 void delete_response(ApiContext& context, Call& call) {
   const auto name = engine_name(call.client, call.name);
   try {
-    if (!context.engine.session(name).disposable) throw NoSuchSession("serve", "response", call.name, "a response");
+    if (!context.engine.session(name).disposable)
+      throw engine::NoSuchSession("serve", "response", call.name, "a response");
     context.engine.erase(name);
-  } catch (const NoSuchSession&) {
+  } catch (const engine::NoSuchSession&) {
     throw ApiError(404, "response: got \"" + call.name + "\", expected a stored one", {}, "not_found");
   }
   call.exchange->reply(json_reply({{"id", call.name}, {"object", "response.deleted"}, {"deleted", true}}));
@@ -142,15 +143,16 @@ void fork_session(ApiContext& context, Call& call) {
 void rewind_session(ApiContext& context, Call& call) {
   const auto tokens = read_body(call, parse_rewind);
   if (tokens == 0) return call.exchange->reply(session_reply(context, call, call.name));
-  Request made;
+  engine::Request made;
   made.session = made.save_as = engine_name(call.client, call.name);
   made.rewind = tokens;
   store(context, call, call.name, std::move(made), 200);
 }
 
 void download_state(ApiContext& context, Call& call) {
-  call.exchange->hold(2 * static_cast<std::ptrdiff_t>(context.info.session_bytes));
-  auto state = context.engine.save(engine_name(call.client, call.name));
+  const auto name = engine_name(call.client, call.name);
+  call.exchange->hold(2 * static_cast<std::ptrdiff_t>(context.engine.session(name).bytes));
+  auto state = context.engine.save(name);
   call.exchange->reply({.body = context.options.state_keys.sign(std::move(state)), .type = "application/octet-stream"});
 }
 

@@ -1,0 +1,504 @@
+#include "efla/engine/local_engine.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "efla/base/check.h"
+#include "efla/base/memory.h"
+#include "efla/engine/end_ids.h"
+#include "efla/engine/reply_text.h"
+#include "efla/nn/models/language_model_file.h"
+
+namespace efla::engine {
+namespace {
+
+constexpr std::int64_t kMostSlots = 1 << 16;
+
+Histogram seconds() {
+  Histogram histogram;
+  histogram.bounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0};
+  histogram.counts.resize(histogram.bounds.size() + 1);
+  return histogram;
+}
+
+const EngineOptions& checked(const EngineOptions& options) {
+  const Require require("engine");
+  require(options.step_tokens >= 0 && options.step_tokens % nn::kCutTokens == 0, "step_tokens", options.step_tokens,
+          "a multiple of " + std::to_string(nn::kCutTokens));
+  require(options.step_time.count() >= 0, "step_time", options.step_time.count(), "a time in milliseconds");
+  require(options.max_texts >= 1, "max_texts", options.max_texts, "at least one");
+  require(options.draft_tokens >= 0 && options.draft_tokens < nn::kMostDecoded, "draft_tokens", options.draft_tokens,
+          "0 to " + std::to_string(nn::kMostDecoded - 1));
+  require(options.max_queue >= 0, "max_queue", options.max_queue, "a count");
+  require(options.max_disposable >= 0, "max_disposable", options.max_disposable, "a count");
+  require(options.threads >= 0 && options.threads <= 1024, "threads", options.threads, "0 to 1024");
+  return options;
+}
+
+// How many texts run at once, and the pages that they share.
+struct Room {
+  std::int64_t slots = 0, pages = 0;
+};
+
+// Divides options.state_memory. Where texts grow, at most half of it goes to their constant parts.
+Room room_of(const EngineOptions& options, const EngineModel& model) {
+  const TextMemory text = model.text_memory();
+  const Require require("engine");
+  require(options.state_memory >= text.bytes(1), "state_memory", options.state_memory,
+          "at least the " + std::to_string(text.bytes(1)) + " bytes of one text's state");
+  const bool grows = text.page > 0, bounded = options.state_memory != kNoBound;
+  const auto most = static_cast<std::size_t>(std::min(options.max_texts, kMostSlots));
+  const std::size_t constants = options.state_memory / (grows ? 2 : 1);
+  const std::size_t slots = text.constant == 0 ? most : std::clamp<std::size_t>(constants / text.constant, 1, most);
+  const std::size_t states = bounded ? options.state_memory : slots * text.constant;
+  const std::size_t sessions = options.session_memory == kNoBound ? 0 : options.session_memory;
+  std::pair largest{model.capabilities().in_process ? states : 0, "state_memory"};
+  const double all =
+      double(largest.first) + double(sessions) + double(options.cache_memory) + double(model.weight_bytes());
+  if (sessions > largest.first) largest = {sessions, "session_memory"};
+  if (options.cache_memory > largest.first) largest = {options.cache_memory, "cache_memory"};
+  require_memory("engine", largest.second, "states, sessions, cache and weights", all);
+  const std::size_t rest = options.state_memory - slots * text.constant;
+  return {static_cast<std::int64_t>(slots), grows ? static_cast<std::int64_t>(rest / text.page) : 0};
+}
+
+std::size_t bytes_of(const std::vector<nn::StatePart>& parts) {
+  return (parts.back().offset + parts.back().floats) * sizeof(float);
+}
+
+Schedule::Limits limits_of(const EngineOptions& options, const Capabilities& model) {
+  constexpr std::int64_t kStepTokens = 512, kStepTokensOnGpu = 8192;  // a GPU needs more to be busy
+  const std::int64_t usual = model.in_process ? kStepTokens : kStepTokensOnGpu;
+  return {.step_tokens = options.step_tokens > 0 ? options.step_tokens : usual,
+          .step_time = options.step_time,
+          .cut_tokens = model.cut_tokens,
+          .draft_tokens = std::min(options.draft_tokens, model.most_drafted),
+          .most_drafting = model.most_drafting,
+          .most_decoded = nn::kMostDecoded};
+}
+
+}  // namespace
+
+LocalEngine::LocalEngine(const nn::LanguageModel& model, std::shared_ptr<const data::Tokenizer> tokenizer,
+                         const EngineOptions& options)
+    : LocalEngine(make_cpu_model(model, nn::parse_weight_type(options.weights)), fingerprint(model),
+                  model.parameter_count(), std::move(tokenizer), options) {}
+
+LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_sha256, std::int64_t parameters,
+                         std::shared_ptr<const data::Tokenizer> tokenizer, const EngineOptions& options)
+    : options_(checked(options)),
+      tokenizer_(std::move(tokenizer)),
+      model_(std::move(model)),
+      capabilities_(model_->capabilities()),
+      text_memory_(model_->text_memory()),
+      drawable_(tokenizer_->vocab_size()),
+      pool_(options.threads > 0 ? options.threads : available_processors()),
+      store_(options.session_memory, options.swap, options.max_disposable),
+      cache_(options.cache_memory),
+      schedule_(limits_of(options, capabilities_)) {
+  const auto& config = model_->config();
+  Require("engine")(drawable_ <= config.vocab_size, "tokenizer",
+                    tokenizer_->info().name + " of " + std::to_string(drawable_) + " tokens",
+                    "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
+  info_ = {std::move(model_sha256),
+           options.weights,
+           parameters,
+           config.vocab_size,
+           tokenizer_->bos() >= 0 ? tokenizer_->bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
+           end_ids(*tokenizer_, config),
+           engine::bytes_of(model_->state_parts(0)),
+           engine::bytes_of(model_->state_parts(1)) - engine::bytes_of(model_->state_parts(0)),
+           options.max_queue,
+           tokenizer_.get()};
+  const Room room = room_of(options, *model_);
+  statistics_.slots = room.slots;
+  free_pages_ = pages_ = room.pages;
+  model_->make_slots(room.slots);
+  for (std::int64_t slot = statistics_.slots; slot > 0; --slot) free_slots_.push_back(slot - 1);
+  statistics_.slot_bytes = text_memory_.constant;
+  for (const auto reason : {FinishReason::stop, FinishReason::length, FinishReason::interrupted,
+                            FinishReason::cancelled, FinishReason::deadline, FinishReason::error}) {
+    statistics_.finished[reason] = 0;  // now, because the end of a request needs no memory
+  }
+  statistics_.queue_seconds = statistics_.first_token_seconds = statistics_.between_tokens_seconds = seconds();
+  thread_ = start_thread([this] { run(); });
+}
+
+LocalEngine::~LocalEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void LocalEngine::check(const Request& request, std::size_t replies) const {
+  const Require require("request");
+  validate(request.sampling, drawable_);
+  require(request.max_tokens >= 0, "max_tokens", request.max_tokens, "a count of tokens");
+  require(request.places >= 0 && request.places <= options_.max_queue, "places", request.places,
+          "at most the " + std::to_string(options_.max_queue) + " of max_queue");
+  require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
+          "at most " + std::to_string(kMaxLogprobs));
+  require(slots_of(request) <= statistics_.slots, "state_memory", options_.state_memory,
+          "at least the bytes of two states, because the stored text may end before a stop string");
+  require(request.rewind >= 0, "rewind", request.rewind, "a count of tokens");
+  require(replies == 1 || request.save_as.empty(), "save_as", std::to_string(replies) + " replies",
+          "one reply to store");
+  const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
+    const auto wrong = std::find_if(ids.begin(), ids.end(), [&](auto id) { return id < 0 || id >= drawable_; });
+    if (wrong == ids.end()) return;
+    throw Error("request", field, "token " + std::to_string(*wrong), "0 to " + std::to_string(drawable_ - 1));
+  };
+  check_ids("prompt", request.prompt);
+  check_ids("stop_token_ids", request.stop_token_ids);
+  require_stop_strings("request", request.stop);
+}
+
+// Returns whether the prompt may start from a state of the prefix cache.
+bool LocalEngine::uses_cache(const Reply& reply) const {
+  return reply.from() == nullptr && reply.forked() == nullptr && !reply.request.echo && options_.cache_memory > 0;
+}
+
+// Throws QueueFull unless the queue has room for `places` requests. mutex_ must be held.
+void LocalEngine::require_places(std::int64_t places) const {
+  const auto waiting = static_cast<std::int64_t>(waiting_.size());
+  if (places == 0 || places <= options_.max_queue - waiting) return;
+  throw QueueFull("engine: " + std::to_string(waiting) + " requests wait already");
+}
+
+RequestId LocalEngine::submit(Request request, std::vector<std::shared_ptr<Listener>> listeners) {
+  check(request, listeners.size());
+  std::shared_ptr<const StoredText> text;
+  if (!request.session.empty()) text = store_.get(request.session);
+  auto from = text;
+  std::optional<Replay> replay;
+  if (request.rewind > 0) {
+    replay = prepare_rewind(request, text.get());
+    from = text->before;
+  } else {
+    Require("request")(!request.prompt.empty() || (from && !from->record.pending.empty()), "prompt", "no tokens",
+                       "at least one, or a session whose text continues");
+  }
+  const std::string save_as = request.save_as;
+  const std::int64_t places = request.places;
+  RequestId id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    require_places(places);  // before other sessions make room for this one
+    id = next_id_++;
+  }
+  const auto replies = std::ssize(listeners);
+  auto reply = std::make_unique<Reply>(id, std::move(request), std::move(listeners), std::move(from), replay,
+                                       *tokenizer_, info_.vocab_size);
+  require_pages(*reply);
+  if (uses_cache(*reply)) reply->beginnings = names_of_beginnings(reply->ids(), reply->request.client);
+  if (!save_as.empty()) store_.reserve(save_as, state_bytes(reply->most_tokens()) + reply->record_bytes());
+  try {
+    if (!save_as.empty() && save_as == reply->request.session && store_.peek(save_as) != text) {
+      throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
+                         "a session that no request advances");
+    }
+    const std::lock_guard lock(mutex_);
+    require_places(places);
+    alive_[id] = replies;
+    waiting_.push_back(std::move(reply));
+  } catch (...) {
+    if (!save_as.empty()) store_.release(save_as, nullptr, false);
+    throw;
+  }
+  changed_.notify_all();
+  return id;
+}
+
+std::size_t LocalEngine::state_bytes(std::int64_t tokens) const {
+  return info_.session_bytes + static_cast<std::size_t>(tokens) * info_.token_bytes;
+}
+
+void LocalEngine::ask(RequestId id, std::set<RequestId>& asked) {
+  const std::lock_guard lock(mutex_);
+  if (alive_.contains(id)) asked.insert(id);
+  changed_.notify_all();
+}
+
+Statistics LocalEngine::statistics() const {
+  const std::lock_guard lock(mutex_);
+  Statistics now = statistics_;
+  now.queued = static_cast<std::int64_t>(waiting_.size());
+  now.sessions = store_.size();
+  now.session_bytes = store_.bytes().memory;
+  now.swapped_bytes = store_.bytes().files;
+  return now;
+}
+
+// Ends requests that were cancelled, interrupted, or have missed their deadline.
+void LocalEngine::end_asked_and_late() {
+  Replies over;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    const auto end_if_asked = [&](Reply& reply) {
+      const bool closing = reply.state() == Reply::State::closing;
+      if (reply.ended()) return true;
+      if (stopping_ || cancelled_.contains(reply.id)) {
+        reply.end(FinishReason::cancelled);
+      } else if (interrupted_.contains(reply.id) && !closing) {
+        reply.end(reply.slot < 0 ? FinishReason::cancelled : FinishReason::interrupted);
+      } else if (reply.request.deadline && *reply.request.deadline <= now && !closing) {
+        reply.end(FinishReason::deadline);
+      }
+      return reply.ended();
+    };
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      const auto next = std::next(it);
+      if (end_if_asked(**it)) over.splice(over.end(), waiting_, it);
+      it = next;
+    }
+    for (auto& reply : running_) end_if_asked(*reply);
+  }
+  running_.splice(running_.begin(), over);
+  for (auto it = running_.begin(); it != running_.end();) {
+    const auto next = std::next(it);
+    if ((*it)->ended()) end(it);
+    it = next;
+  }
+}
+
+// Returns the pages that a text may fill until its request ends.
+std::int64_t LocalEngine::pages_of(const Reply& reply) const {
+  return slots_of(reply.request) * text_memory_.pages(reply.most_tokens());
+}
+
+// Throws Error for a request whose text never fits.
+void LocalEngine::require_pages(const Reply& reply) const {
+  Require("request")(pages_of(reply) <= pages_, "state_memory", options_.state_memory,
+                     "room for " + std::to_string(reply.most_tokens()) + " tokens, whose keys and values it keeps");
+}
+
+// Lets requests begin as long as there are slots and pages for the one that is next: later requests wait with it.
+void LocalEngine::admit() {
+  while (!free_slots_.empty()) {
+    std::map<std::string, std::int64_t> running;
+    for (const auto& reply : running_) ++running[reply->request.client];
+    Replies::iterator chosen;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) return;
+      std::vector<Schedule::Waiting> waiting;
+      for (const auto& reply : waiting_) waiting.push_back({&reply->request.client, reply->id});
+      chosen = std::next(waiting_.begin(), static_cast<std::ptrdiff_t>(schedule_.next(waiting, running)));
+      if (std::cmp_less(free_slots_.size(), slots_of((*chosen)->request))) return;
+      if (free_pages_ < pages_of(**chosen)) return;
+      running_.splice(running_.end(), waiting_, chosen);
+    }
+    try {
+      begin(**chosen);
+    } catch (const std::exception& error) {
+      (*chosen)->fail(error);
+    }
+    end_if_over(chosen);
+  }
+}
+
+// Gives a request its slots and pages.
+void LocalEngine::take_memory(Reply& reply) {
+  for (auto* slot : {&reply.slot, &reply.kept_slot}) {
+    if (slot == &reply.kept_slot && slots_of(reply.request) == 1) continue;
+    *slot = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  reply.pages = pages_of(reply);
+  free_pages_ -= reply.pages;
+}
+
+void LocalEngine::free_memory(Reply& reply) {
+  for (const auto slot : {reply.slot, reply.kept_slot}) {
+    if (slot < 0) continue;
+    model_->drop(slot);
+    free_slots_.push_back(slot);
+  }
+  free_pages_ += reply.pages;
+}
+
+// Sets a slot to the state after a stored text, or of an empty text.
+void LocalEngine::restore(std::int64_t slot, const StoredText* from) {
+  if (from == nullptr || !from->state) return model_->clear(slot);
+  model_->set(slot, from->state_tokens(), [&](std::span<float> state) { from->state->copy_to(state); });
+}
+
+// Sets the request's slot to the state that its text starts from.
+void LocalEngine::begin(Reply& reply) {
+  take_memory(reply);
+  reply.queue_ms = std::chrono::duration<double, std::milli>(Clock::now() - reply.submitted).count();
+  std::vector<std::size_t> wanted;
+  for (const auto tokens : reply.request.cache_after)
+    wanted.push_back(static_cast<std::size_t>(tokens / nn::kCutTokens));
+  const auto plan = cache_.plan(reply.beginnings, std::move(wanted));
+  const auto cached = plan.state ? plan.known * nn::kCutTokens : 0;
+  reply.begin(cached);
+  const auto copy_of = [](const std::vector<float>& from) {
+    return [&from](std::span<float> state) { std::ranges::copy(from, state.begin()); };
+  };
+  if (reply.forked() != nullptr) {
+    model_->set(reply.slot, reply.state_tokens(), copy_of(reply.forked()->state));
+  } else if (plan.state) {
+    model_->set(reply.slot, reply.state_tokens(), copy_of(*plan.state));
+  } else {
+    restore(reply.slot, reply.from().get());
+  }
+  reply.store_after = plan.store_after;
+  reply.last_served = schedule_.served(reply.request.client);
+  reply.begin_echo();
+  {
+    const std::lock_guard lock(mutex_);
+    statistics_.queue_seconds.add(reply.queue_ms / 1e3);
+    if (uses_cache(reply)) {
+      statistics_.cache_queries += reply.ids().size();
+      statistics_.cache_hits += cached;
+    }
+  }
+  if (reply.forked() != nullptr) {
+    auto logits = reply.forked()->logits;
+    take(reply, reply.outcome_of(logits, drawable_, std::nullopt));
+  }
+  reply.end_if_read();
+}
+
+// Lets a request whose reply has ended prefill the end of its stored text.
+void LocalEngine::close(Reply& reply) {
+  if (!reply.must_close()) return;
+  try {
+    switch (reply.close()) {
+      case Reply::Before::current:
+        break;
+      case Reply::Before::kept:
+        model_->copy(reply.kept_slot, reply.slot);
+        break;
+      case Reply::Before::from:
+        restore(reply.slot, reply.from().get());
+    }
+  } catch (const std::exception& error) {
+    reply.fail(error);
+  }
+}
+
+void LocalEngine::end_if_over(Replies::iterator reply) {
+  if ((*reply)->ended()) close(**reply);
+  if ((*reply)->ended()) end(reply);
+}
+
+// Takes a request out, stores its session, and tells the listeners.
+void LocalEngine::end(Replies::iterator place) {
+  const std::unique_ptr<Reply> reply = std::move(*place);
+  running_.erase(place);
+  const Request& request = reply->request;
+  std::shared_ptr<StoredText> text;
+  const bool begun = reply->slot >= 0;
+  try {  // which fails without memory for the session, and for a state that is not finite
+    if (begun && is_whole(reply->reason()) && !request.save_as.empty()) text = text_after(*reply);
+  } catch (const std::exception& error) {
+    reply->fail(error);
+  }
+  if (begun) free_memory(*reply);
+  if (!request.save_as.empty()) {
+    try {
+      store_.release(request.save_as, std::move(text), request.disposable);
+    } catch (const std::exception& error) {
+      reply->fail(error);
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    const auto replies = reply->replies();
+    if (const auto alive = alive_.find(reply->id); (alive->second -= replies) == 0) {
+      alive_.erase(alive);
+      cancelled_.erase(reply->id);
+      interrupted_.erase(reply->id);
+    }
+    const auto usage = reply->usage();
+    statistics_.prompt_tokens += static_cast<std::uint64_t>(usage.prompt_tokens);
+    statistics_.completion_tokens += static_cast<std::uint64_t>(usage.completion_tokens);
+    statistics_.finished[reply->reason()] += static_cast<std::uint64_t>(replies);
+  }
+  reply->finish(begun ? state_bytes(reply->state_tokens()) : 0);
+}
+
+void LocalEngine::run() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto wanted = [&] { return stopping_ || !waiting_.empty() || !running_.empty(); };
+      changed_.wait(lock, wanted);
+      if (stopping_ && waiting_.empty() && running_.empty()) return;
+    }
+    try {
+      advance();
+    } catch (const std::exception& error) {  // no memory for the step
+      fail_running(error);
+    }
+  }
+}
+
+// Runs one step.
+void LocalEngine::advance() {
+  end_asked_and_late();
+  admit();
+  if (const Step step = plan(); !step.ids.empty()) {
+    try {
+      compute(step);
+    } catch (const std::exception& error) {
+      fail_running(error);
+    }
+  }
+  for (auto it = running_.begin(); it != running_.end();) {
+    const auto next = std::next(it);
+    end_if_over(it);
+    it = next;
+  }
+  schedule_.forget_clients([&](const std::string& client) {
+    return std::ranges::any_of(running_, [&](const auto& reply) { return reply->request.client == client; });
+  });
+  const std::lock_guard lock(mutex_);
+  ++statistics_.steps;
+  statistics_.running = static_cast<std::int64_t>(running_.size());
+  statistics_.cache_bytes = cache_.bytes();
+  statistics_.cache_entries = cache_.entries();
+}
+
+// Ends the requests that run, at the end of this step or at the beginning of the next one.
+void LocalEngine::fail_running(const std::exception& error) noexcept {
+  for (auto& reply : running_) {
+    if (!reply->ended()) reply->fail(error);
+  }
+}
+
+std::unique_ptr<LocalEngine> start_engine(const std::shared_ptr<nn::LanguageModel>& model,
+                                          std::shared_ptr<const data::Tokenizer> tokenizer,
+                                          const EngineOptions& options) {
+  const auto weights = nn::parse_weight_type(options.weights);
+  std::string sha256 = options.keep_sessions ? fingerprint(*model) : "";  // before the weights are rounded
+  const auto drawable = tokenizer->vocab_size();
+  const bool grows = model->config().has_attention();
+  std::unique_ptr<EngineModel> made;
+  if (options.on_gpu) {
+    model->to(torch::kCUDA);
+    nn::round_weights(*model, weights);
+    made = grows ? make_torch_model(model, std::make_shared<nn::GpuDecoder>(*model, weights, drawable))
+                 : make_gpu_model(model, weights, drawable);
+  } else if (weights != nn::WeightType::float32 || nn::InferenceModel::refusal(model->config()).empty()) {
+    made = make_cpu_model(*model, weights);
+  } else {
+    made = make_torch_model(model);
+  }
+  return std::make_unique<LocalEngine>(std::move(made), std::move(sha256), model->parameter_count(),
+                                       std::move(tokenizer), options);
+}
+
+std::unique_ptr<Engine> load_engine(const std::filesystem::path& model,
+                                    std::shared_ptr<const data::Tokenizer> tokenizer, const EngineOptions& options) {
+  return start_engine(nn::load_language_model(model), std::move(tokenizer), options);
+}
+
+}  // namespace efla::engine
