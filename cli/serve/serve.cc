@@ -25,11 +25,11 @@
 #include "cli/support/weights.h"
 #include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/engine/durable_engine.h"
+#include "efla/engine/engine.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
-#include "efla/engine/durable_engine.h"
-#include "efla/engine/engine.h"
 #include "efla/serve/page/page.h"
 
 namespace efla::cli {

@@ -15,7 +15,7 @@ void session(io::ByteView bytes) {
     const auto model = content.metadata.find("model");  // so that no file is refused as of another model
     record =
         engine::read_session_record(content.tensors, content.metadata, "input",
-                                      {model == content.metadata.end() ? "" : model->second, kVocabSize, kVocabSize});
+                                    {model == content.metadata.end() ? "" : model->second, kVocabSize, kVocabSize});
   };
   if (!accepts(read, bytes.size())) return;
   const auto known = [](std::int64_t id) { return id >= 0 && id < kVocabSize; };

@@ -12,8 +12,8 @@
 #include <string>
 #include <thread>
 
-#include "efla/io/safetensors/safetensors.h"
 #include "efla/engine/durable_engine.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "tests/serve/fake_engine.h"
 #include "tests/support/temp_folder.h"
 

@@ -52,8 +52,8 @@ class Mixer : public torch::nn::Module {
     torch::Tensor g;     // [B, T, HV] or [B, T, HV, K], the logarithm of the decay; undefined without one
   };
 
-  // Compute the recurrence. A subclass may compute it otherwise, which benchmarks do. The first returns the outputs from
-  // empty states, [B, T, HV, V]. The second returns the output [B, HV, V] of one token, T = 1, and updates memory
+  // Compute the recurrence. A subclass may compute it otherwise, which benchmarks do. The first returns the outputs
+  // from empty states, [B, T, HV, V]. The second returns the output [B, HV, V] of one token, T = 1, and updates memory
   // [B, HV, K, V].
   virtual torch::Tensor recur(const Inputs& inputs, const torch::Tensor& cu_seqlens) const;
   virtual torch::Tensor recur_step(const Inputs& inputs, torch::Tensor& memory) const;

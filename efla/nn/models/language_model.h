@@ -62,9 +62,9 @@ class LanguageModel : public torch::nn::Module {
   // [N, vocab_size] float32.
   torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor logits_of(const torch::Tensor& hidden) const;
-  // Does the same for N sequences, packed in ids [1, T] with cu_seqlens [N + 1], which follow the tokens in a state of N
-  // sequences. No sequence may be empty. Replaces the tensors of the state, but not its number of tokens. Throws Error
-  // for layers of softmax attention.
+  // Does the same for N sequences, packed in ids [1, T] with cu_seqlens [N + 1], which follow the tokens in a state of
+  // N sequences. No sequence may be empty. Replaces the tensors of the state, but not its number of tokens. Throws
+  // Error for layers of softmax attention.
   torch::Tensor advance_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
   // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder is faster on a GPU.
