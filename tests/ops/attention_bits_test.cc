@@ -19,8 +19,8 @@ using test::run_attention;
 using test::TextPages;
 using test::TextRows;
 
-constexpr AttentionShape kShape{6, 2, 24, 40, 64};
-constexpr std::int64_t kTokens = 2 * cpu::kAttentionSegment + 150;  // three segments, and a part of a block
+constexpr AttentionShape kShape{4, 2, 9, 68, 64};  // several vectors of value columns, and a part of one
+constexpr std::int64_t kTokens = 2 * cpu::kAttentionSegment + 100;  // three segments, and a part of a block
 
 template <class S>
 TextRows whole_text(TextRows text, const AttentionShape& shape = kShape, int threads = 1) {
