@@ -11,7 +11,7 @@
 namespace efla::cpu {
 
 // Writes the new keys and values into the pages and computes o (rule/attention.h), in float32. S is float or bfloat16.
-// Scores, T × T numbers, are stored for a block of kAttentionBlock keys and the rows of one task alone.
+// Stores the scores of a block of kAttentionBlock keys and the rows of one task only, never T × T scores.
 //
 // The bits of a row of o depend on its query, and on the keys and values of its text up to its token, and on nothing
 // else: not on the other rows and runs of the call, how the text was cut into calls, whether a token came with a
