@@ -3,10 +3,10 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
-#include "efla/base/check.h"
 #include "efla/base/error.h"
-#include "efla/nn/inference/inference_layers.h"
 #include "efla/nn/named_tensor.h"
 #include "efla/ops/layers/glu.h"
 
@@ -20,85 +20,58 @@ Vector values_of(const torch::Tensor& tensor) {
   return Vector(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
 }
 
-void add(const View<float, 2>& to, const View<float, 2>& x) {
-  for (std::int64_t i = 0; i < to.size(); ++i) to.data[i] += x.data[i];
-}
-
 }  // namespace
-
-StatePool::StatePool(std::int64_t slots, std::size_t slot_floats)
-    : slots_(slots),
-      slot_floats_(slot_floats),
-      data_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(slots) * slot_floats)) {}
 
 std::string InferenceModel::refusal(const LanguageModelConfig& config) {
   return config.attention_layers.empty() ? MixerPlan(config.mixer_config()).refusal() : "layers of softmax attention";
 }
 
 InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
-    : config_(model.config()), plan_(config_.mixer_config()), buffers_(std::make_unique<Buffers>()) {
+    : config_(model.config()), mixers_(config_.mixer_config()) {
   if (const auto reason = refusal(config_); !reason.empty()) {
     throw Error("inference", "model", reason, "a state of constant size, and short convolutions with silu");
   }
-  memory_floats_ = plan_.values() * plan_.config.key_dim;
-  layer_floats_ = memory_floats_ + (plan_.config.conv - 1) * plan_.channels();
-  state_floats_ = static_cast<std::size_t>(config_.num_hidden_layers * layer_floats_);
-
   const auto named = model.named_parameters();
   norm_ = values_of(named["model.norm.weight"]);
   if (!config_.tie_word_embeddings) embeddings_ = named["model.embeddings.weight"].detach().contiguous();
   head_ = PackedWeight({model.head()}, weights);
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    layers_.push_back(packed(LayerParameters(model, plan_, i), weights));
+    add_layer(LayerParameters(model, mixers_.plan(), i), weights);
   }
 }
 
-InferenceModel::~InferenceModel() = default;
+void InferenceModel::add_layer(const LayerParameters& from, WeightType weights) {
+  DeltaMixers::Layer mixer;
+  mixer.o_norm = values_of(from.o_norm);
+  mixer.taps = values_of(from.taps);
+  mixer.beta_factor = values_of(from.beta_factor);
+  mixer.rate = values_of(from.rate);
+  mixer.dt_bias = values_of(from.dt_bias);
+  mixer.gate_bias = values_of(from.gate_bias);
+  mixer.in = PackedWeight(from.in, weights);
+  if (from.f_out.defined()) mixer.f_out = PackedWeight({from.f_out}, weights);
+  if (from.g_out.defined()) mixer.g_out = PackedWeight({from.g_out}, weights);
+  mixer.o_proj = PackedWeight({from.o_proj}, weights);
+  mixers_.add(std::move(mixer));
 
-InferenceModel::Layer InferenceModel::packed(const LayerParameters& from, WeightType weights) {
   Layer layer;
   layer.attn_norm = values_of(from.attn_norm);
   layer.mlp_norm = values_of(from.mlp_norm);
-  layer.o_norm = values_of(from.o_norm);
-  layer.taps = values_of(from.taps);
-  layer.beta_factor = values_of(from.beta_factor);
-  layer.rate = values_of(from.rate);
-  layer.dt_bias = values_of(from.dt_bias);
-  layer.gate_bias = values_of(from.gate_bias);
-  layer.in = PackedWeight(from.in, weights);
-  if (from.f_out.defined()) layer.f_out = PackedWeight({from.f_out}, weights);
-  if (from.g_out.defined()) layer.g_out = PackedWeight({from.g_out}, weights);
-  layer.o_proj = PackedWeight({from.o_proj}, weights);
   layer.gate_up = PackedWeight({from.gate, from.up}, weights);
   layer.down = PackedWeight({from.down}, weights);
-  return layer;
+  layers_.push_back(std::move(layer));
 }
 
 std::size_t InferenceModel::weight_bytes() const {
-  std::size_t total = head_.bytes() + (embeddings_.defined() ? embeddings_.nbytes() : 0);
-  for (const auto& layer : layers_) {
-    for (const auto* weight : {&layer.in, &layer.f_out, &layer.g_out, &layer.o_proj, &layer.gate_up, &layer.down}) {
-      total += weight->bytes();
-    }
-  }
+  std::size_t total = mixers_.weight_bytes() + head_.bytes() + (embeddings_.defined() ? embeddings_.nbytes() : 0);
+  for (const auto& layer : layers_) total += layer.gate_up.bytes() + layer.down.bytes();
   return total;
 }
 
 std::vector<StatePart> InferenceModel::state_parts() const {
-  std::vector<StatePart> parts;
-  for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    const auto first = static_cast<std::size_t>(i * layer_floats_), memory = static_cast<std::size_t>(memory_floats_);
-    const std::string prefix = "layers." + std::to_string(i) + ".";
-    parts.push_back({prefix + "memory",
-                     {1, plan_.config.value_heads, plan_.config.key_dim, plan_.config.value_dim},
-                     first,
-                     memory});
-    parts.push_back({prefix + "conv",
-                     {1, plan_.config.conv - 1, plan_.channels()},
-                     first + memory,
-                     static_cast<std::size_t>(layer_floats_ - memory_floats_)});
-  }
-  return parts;
+  std::vector<std::string> prefixes;
+  for (std::size_t i = 0; i < layers_.size(); ++i) prefixes.push_back("layers." + std::to_string(i) + ".");
+  return mixers_.state_parts(prefixes);
 }
 
 void InferenceModel::copy_state(const LanguageModelState& from, std::span<float> slot) const {
@@ -125,20 +98,10 @@ void InferenceModel::copy_state(std::span<const float> slot, LanguageModelState&
 
 void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, StatePool& states,
                              const View<float, 2>& hidden, ThreadPool& pool, std::vector<Draft>* drafts) {
-  auto& own = *buffers_;
-  own.rows = static_cast<std::int64_t>(ids.size());
-  own.decodes = 0;
-  own.drafts = drafts;
-  if (drafts != nullptr) drafts->clear();
-  for (const auto& run : runs) {
-    if (run.decode && run.tokens == 1) ++own.decodes;
-    if (!run.decode || run.tokens == 1) continue;
-    Require("advance")(drafts != nullptr, "drafts", "none", "a list, because a text decodes several tokens");
-    drafts->push_back({run, {}, {}, {}, {}});
-  }
-  const std::int64_t width = config_.hidden_size, inner = config_.mlp_width();
-  const View<float, 2> x = own.x.rows(own.rows, width), normed = own.normed.rows(own.rows, width);
-  for (std::int64_t row = 0; row < own.rows; ++row) {
+  const std::int64_t rows = std::ssize(ids), width = config_.hidden_size, inner = config_.mlp_width();
+  mixers_.begin(rows, runs, drafts);
+  const View<float, 2> x = x_.rows(rows, width), normed = normed_.rows(rows, width);
+  for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t id = ids[static_cast<std::size_t>(row)];
     if (embeddings_.defined()) {
       std::copy_n(embeddings_.data_ptr<float>() + id * width, width, x.at(row));
@@ -146,19 +109,24 @@ void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const 
       head_.copy_row(id, x.at(row));
     }
   }
-  for (const auto& layer : layers_) {
-    norm(x, layer.attn_norm, config_.norm_eps, normed, pool);
-    mix(layer, runs, states, pool);
-    add(x, normed);
-    norm(x, layer.mlp_norm, config_.norm_eps, normed, pool);
-    const View<float, 2> both = own.inner.rows(own.rows, 2 * inner), product = own.product.rows(own.rows, inner);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    norm_rows(x, layer.attn_norm, config_.norm_eps, normed, pool);
+    mixers_.mix(static_cast<std::int64_t>(i), normed, normed, runs, states, pool);
+    add_rows(x, normed);
+    norm_rows(x, layer.mlp_norm, config_.norm_eps, normed, pool);
+    const View<float, 2> both = inner_.rows(rows, 2 * inner), product = product_.rows(rows, inner);
     layer.gate_up.apply(normed, both, pool);
     glu_forward<float>({columns_of(both, {0, inner}), columns_of(both, {inner, inner}), product},
                        {.context = {.pool = &pool}});
     layer.down.apply(product, normed, pool);
-    add(x, normed);
+    add_rows(x, normed);
   }
-  norm(x, norm_, config_.norm_eps, hidden, pool);
+  norm_rows(x, norm_, config_.norm_eps, hidden, pool);
+}
+
+void InferenceModel::accept(const Draft& draft, std::int64_t tokens, StatePool& states, ThreadPool& pool) {
+  mixers_.accept(draft, tokens, states, pool);
 }
 
 void InferenceModel::logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const {

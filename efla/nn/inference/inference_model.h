@@ -12,55 +12,13 @@
 
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
+#include "efla/nn/inference/delta_mixers.h"
 #include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/inference/text_run.h"
 #include "efla/nn/models/language_model.h"
-#include "efla/rule/problem.h"
 
 namespace efla::nn {
-
-// A prompt may be cut into several runs at multiples of this many tokens of the text, with the same bits.
-inline constexpr std::int64_t kCutTokens = 64;
-
-// Tokens of a text that can be decoded together.
-inline constexpr std::int64_t kMostDecoded = kMaxStepTokens;
-
-// Tokens of one text that follow one another.
-struct TextRun {
-  std::int64_t slot = 0;   // slot of the pool; no other run of the call has this slot
-  std::int64_t begin = 0;  // tokens of the text before the run
-  std::int64_t tokens = 1;
-  bool decode = false;  // true: computed like decode steps; one token, or a draft of up to kMostDecoded tokens
-};
-
-// A run of several decoded tokens, and the inputs of its recurrence in every layer, layer after layer.
-struct Draft {
-  TextRun run;
-  std::vector<float> window, mixed;  // [layers, W − 1 + tokens, channels], inputs and outputs of the convolution
-  std::vector<float> beta, decay;    // [layers, tokens, HV], [layers, tokens, HV or HV·K]
-};
-
-// The states of texts: one slot per text, of the same size for any length of the text.
-class StatePool {
- public:
-  StatePool(std::int64_t slots, std::size_t slot_floats);
-
-  std::int64_t slots() const { return slots_; }
-  std::span<float> slot(std::int64_t index) { return {data_.get() + index * slot_floats_, slot_floats_}; }
-
- private:
-  std::int64_t slots_;
-  std::size_t slot_floats_;
-  std::unique_ptr<float[]> data_;
-};
-
-// A part of a slot, with the name and the shape of the same tensor of LanguageModelState::tensors(), and its place in
-// floats.
-struct StatePart {
-  std::string name;
-  std::vector<std::int64_t> shape;
-  std::size_t offset, floats;
-};
 
 // Outputs agree with LanguageModel but for rounding. A token's outputs have the same bits for any other tokens in the
 // call and for any number of threads. Only one thread may use the object at a time.
@@ -73,11 +31,11 @@ class InferenceModel {
   // a reason: layers of softmax attention, or a mixer without short convolution, with another activation than silu, or
   // with qk_norm sum.
   InferenceModel(const LanguageModel& model, WeightType weights);
-  ~InferenceModel();
 
   const LanguageModelConfig& config() const { return config_; }
   std::size_t weight_bytes() const;
-  std::size_t state_floats() const { return state_floats_; }
+  std::size_t state_floats() const { return mixers_.state_floats(); }
+  // Returns the parts of a slot, with the names and shapes of LanguageModelState::tensors().
   std::vector<StatePart> state_parts() const;
 
   // Copy the state of one text to a slot and from a slot. The number of tokens in `to` does not change.
@@ -98,28 +56,20 @@ class InferenceModel {
   void logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const;
 
  private:
-  struct Layer;
-  struct Buffers;
+  struct Layer {
+    Vector attn_norm, mlp_norm;
+    PackedWeight gate_up, down;
+  };
 
-  static Layer packed(const LayerParameters& from, WeightType weights);
-  void mix(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
-  void convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
-  void compute_gates(const Layer& layer, ThreadPool& pool);
-  void recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
-  void recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory, ThreadPool& pool);
-  void keep_draft(Draft& draft, std::int64_t row, std::int64_t at);
-  void recur_draft(const Draft& draft, std::int64_t layer, std::int64_t tokens, std::span<float> memory, float* o,
-                   ThreadPool& pool);
+  void add_layer(const LayerParameters& from, WeightType weights);
 
   LanguageModelConfig config_;
-  MixerPlan plan_;
-  std::int64_t memory_floats_, layer_floats_;
-  std::size_t state_floats_;
+  DeltaMixers mixers_;
   std::vector<float> norm_;
   torch::Tensor embeddings_;  // [vocab_size, D]; undefined if the head has the same weight
   PackedWeight head_;
   std::vector<Layer> layers_;
-  std::unique_ptr<Buffers> buffers_;
+  RowBuffer x_, normed_, inner_, product_;
 };
 
 // Rounds the weights of a model to the values with which an InferenceModel with weights of this type computes.

@@ -12,7 +12,18 @@ namespace {
 
 constexpr WeightType kTypes[]{WeightType::float32, WeightType::bfloat16, WeightType::int8};
 
-std::int64_t blocks_of(std::int64_t columns) { return (columns + kScaleBlock - 1) / kScaleBlock; }
+// The numbers of a weight in int8.
+struct Quantised {
+  std::vector<std::int8_t> bytes;
+  std::vector<float> scales;
+};
+
+// Returns the scale of some numbers of a row: with it the largest becomes 127.
+float scale_for(float largest) {
+  const float scale = largest / 127.0F;
+  // A denormal scale may be rounded down far, even to 0, so that a quotient would be above 127.
+  return largest > 0.0F && scale < std::numeric_limits<float>::min() ? std::nextafter(scale, 1.0F) : scale;
+}
 
 }  // namespace
 
@@ -35,66 +46,81 @@ std::string_view name_of(WeightType type) {
   return "";
 }
 
-PackedWeight::PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type) : type_(type) {
+PackedWeight::PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type) {
+  std::vector<StoredMatrix> matrices;
   for (const auto& part : parts) {
-    const auto rows = part.detach().contiguous();
-    columns_ = rows.size(1);
-    outputs_ += rows.size(0);
-    if (type == WeightType::float32) wide_.push_back(rows);
+    const auto rows = std::make_shared<const torch::Tensor>(part.detach().contiguous());
+    matrices.push_back(
+        {.wide = View<const float, 2>::contiguous(rows->data_ptr<float>(), {rows->size(0), rows->size(1)}),
+         .owner = rows});
   }
-  narrow_.reserve(type == WeightType::bfloat16 ? static_cast<std::size_t>(outputs_ * columns_) : 0);
-  bytes_.reserve(type == WeightType::int8 ? static_cast<std::size_t>(outputs_ * columns_) : 0);
-  for (const auto& part : parts) {
-    if (type == WeightType::float32) break;
-    const auto rows = part.detach().contiguous();
-    for (std::int64_t n = 0; n < rows.size(0); ++n) append_row(rows.data_ptr<float>() + n * columns_);
-  }
+  *this = PackedWeight(std::span<const StoredMatrix>(matrices), type);
 }
 
-void PackedWeight::append_row(const float* row) {
-  if (type_ == WeightType::bfloat16) {
-    for (std::int64_t c = 0; c < columns_; ++c) narrow_.push_back(to_bfloat16(row[c]));
-    return;
+PackedWeight::Part PackedWeight::rounded(const LinearForward& from) {
+  const std::int64_t rows = from.outputs(), columns = from.weight.extent[1];
+  const auto numbers = std::make_shared<std::vector<bfloat16>>(static_cast<std::size_t>(rows * columns));
+  auto to = numbers->begin();
+  for (std::int64_t n = 0; n < rows; ++n) {
+    for (std::int64_t c = 0; c < columns; ++c) *to++ = to_bfloat16(from.weight_at(n, c));
   }
-  for (std::int64_t begin = 0; begin < columns_; begin += kScaleBlock) {
-    const std::int64_t end = std::min(begin + kScaleBlock, columns_);
-    float largest = 0.0F;
-    for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(row[c]));
-    float scale = largest / 127.0F;
-    // A denormal scale may be rounded down far, even to 0, so that a quotient would be above 127.
-    if (largest > 0.0F && scale < std::numeric_limits<float>::min()) scale = std::nextafter(scale, 1.0F);
-    scales_.push_back(scale);
-    for (std::int64_t c = begin; c < end; ++c) {
-      bytes_.push_back(static_cast<std::int8_t>(scale > 0.0F ? std::lround(row[c] / scale) : 0));
+  LinearForward p;
+  p.narrow_weight = View<const bfloat16, 2>::contiguous(numbers->data(), {rows, columns});
+  return {p, numbers};
+}
+
+PackedWeight::Part PackedWeight::quantised(const LinearForward& from) {
+  const std::int64_t rows = from.outputs();
+  const std::int64_t columns = from.narrow_weight ? from.narrow_weight.extent[1] : from.weight.extent[1];
+  const std::int64_t blocks = (columns + kScaleBlock - 1) / kScaleBlock;
+  const auto numbers = std::make_shared<Quantised>();
+  numbers->bytes.reserve(static_cast<std::size_t>(rows * columns));
+  numbers->scales.reserve(static_cast<std::size_t>(rows * blocks));
+  for (std::int64_t n = 0; n < rows; ++n) {
+    for (std::int64_t begin = 0; begin < columns; begin += kScaleBlock) {
+      const std::int64_t end = std::min(begin + kScaleBlock, columns);
+      float largest = 0.0F;
+      for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(from.weight_at(n, c)));
+      const float scale = numbers->scales.emplace_back(scale_for(largest));
+      for (std::int64_t c = begin; c < end; ++c) {
+        numbers->bytes.push_back(
+            static_cast<std::int8_t>(scale > 0.0F ? std::lround(from.weight_at(n, c) / scale) : 0));
+      }
     }
+  }
+  LinearForward p;
+  p.byte_weight = View<const std::int8_t, 2>::contiguous(numbers->bytes.data(), {rows, columns});
+  p.scales = View<const float, 2>::contiguous(numbers->scales.data(), {rows, blocks});
+  return {p, numbers};
+}
+
+PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type) {
+  for (const auto& part : parts) {
+    LinearForward p;
+    p.weight = part.wide;
+    p.narrow_weight = part.narrow;
+    columns_ = part.narrow ? part.narrow.extent[1] : part.wide.extent[1];
+    outputs_ += p.outputs();
+    const bool held = type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
+    parts_.push_back(held ? Part{p, part.owner} : type == WeightType::int8 ? quantised(p) : rounded(p));
   }
 }
 
 std::size_t PackedWeight::bytes() const {
-  std::size_t total = narrow_.size() * sizeof(bfloat16) + bytes_.size() + scales_.size() * sizeof(float);
-  for (const auto& part : wide_) total += part.nbytes();
-  return total;
-}
-
-LinearForward PackedWeight::narrow_problem() const {
-  LinearForward p;
-  if (type_ == WeightType::bfloat16) {
-    p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow_.data(), {outputs_, columns_});
-  } else {
-    p.byte_weight = View<const std::int8_t, 2>::contiguous(bytes_.data(), {outputs_, columns_});
-    p.scales = View<const float, 2>::contiguous(scales_.data(), {outputs_, blocks_of(columns_)});
+  std::size_t total = 0;
+  for (const auto& [p, owner] : parts_) {
+    total += static_cast<std::size_t>(p.weight.size()) * sizeof(float);
+    total += static_cast<std::size_t>(p.narrow_weight.size()) * sizeof(bfloat16);
+    total += static_cast<std::size_t>(p.byte_weight.size() + p.scales.size() * std::int64_t{sizeof(float)});
   }
-  return p;
+  return total;
 }
 
 void PackedWeight::apply(const View<const float, 2>& x, const View<float, 2>& y, ThreadPool& pool) const {
   std::vector<LinearForward> problems;
-  if (wide_.empty()) problems.push_back(narrow_problem());
-  for (const auto& part : wide_) {
-    problems.emplace_back().weight = View<const float, 2>::contiguous(part.data_ptr<float>(), {part.size(0), columns_});
-  }
   std::int64_t first = 0;
-  for (auto& p : problems) {
+  for (const auto& part : parts_) {
+    auto& p = problems.emplace_back(part.problem);
     p.x = x;
     p.y = y;
     p.y.data += first;
@@ -105,15 +131,14 @@ void PackedWeight::apply(const View<const float, 2>& x, const View<float, 2>& y,
 }
 
 void PackedWeight::copy_row(std::int64_t n, float* to) const {
-  for (const auto& part : wide_) {
-    if (n < part.size(0)) {
-      std::copy_n(part.data_ptr<float>() + n * columns_, columns_, to);
-      return;
+  for (const auto& [p, owner] : parts_) {
+    if (n >= p.outputs()) {
+      n -= p.outputs();
+      continue;
     }
-    n -= part.size(0);
+    for (std::int64_t c = 0; c < columns_; ++c) to[c] = p.weight_at(n, c);
+    return;
   }
-  const LinearForward p = narrow_problem();
-  for (std::int64_t c = 0; c < columns_; ++c) to[c] = p.weight_at(n, c);
 }
 
 torch::Tensor PackedWeight::widened() const {

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,12 +26,21 @@ enum class WeightType { float32, bfloat16, int8 };
 WeightType parse_weight_type(const std::string& name);
 std::string_view name_of(WeightType type);
 
+// A matrix of float32 or bfloat16 in memory that `owner` keeps.
+struct StoredMatrix {
+  View<const float, 2> wide = {};
+  View<const bfloat16, 2> narrow = {};  // instead of `wide`
+  std::shared_ptr<const void> owner = {};
+};
+
 // One or more weights [n, D], whose outputs lie side by side.
 class PackedWeight {
  public:
   PackedWeight() = default;
   // The parts are float32 tensors [n, D] on the CPU. A weight of type float32 shares their memory.
   PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
+  // Shares the memory of a matrix whose elements the type holds: float32 holds bfloat16, which stays as it is.
+  PackedWeight(std::span<const StoredMatrix> parts, WeightType type);
 
   std::int64_t outputs() const { return outputs_; }
   std::size_t bytes() const;
@@ -41,15 +52,16 @@ class PackedWeight {
   torch::Tensor widened() const;
 
  private:
-  void append_row(const float* row);
-  LinearForward narrow_problem() const;  // of a bfloat16 or int8 weight, without x and y
+  // Views of one of the types, without x and y, and what keeps their memory.
+  struct Part {
+    LinearForward problem;
+    std::shared_ptr<const void> owner;
+  };
+  static Part rounded(const LinearForward& from);
+  static Part quantised(const LinearForward& from);
 
-  WeightType type_ = WeightType::float32;
   std::int64_t outputs_ = 0, columns_ = 0;
-  std::vector<torch::Tensor> wide_;
-  std::vector<bfloat16> narrow_;
-  std::vector<std::int8_t> bytes_;
-  std::vector<float> scales_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace efla::nn

@@ -1,9 +1,9 @@
-// The mixer of InferenceModel: short convolution, gates, the delta rule, and the projections around them. R rows are
-// the tokens of all texts of a call; decoded tokens come first.
+#include "efla/nn/inference/delta_mixers.h"
+
 #include <algorithm>
 #include <cstring>
 
-#include "efla/nn/inference/inference_layers.h"
+#include "efla/base/check.h"
 #include "efla/nn/inference/mixer_problem.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/layers/glu.h"
@@ -24,17 +24,58 @@ void for_each_row(std::int64_t rows, ThreadPool& pool, F&& f) {
 
 }  // namespace
 
+DeltaMixers::DeltaMixers(const MixerConfig& config)
+    : plan_(config),
+      memory_floats_(plan_.values() * plan_.config.key_dim),
+      layer_floats_(memory_floats_ + (plan_.config.conv - 1) * plan_.channels()) {}
+
+std::size_t DeltaMixers::weight_bytes() const {
+  std::size_t total = 0;
+  for (const auto& layer : layers_) {
+    for (const auto* weight : {&layer.in, &layer.f_out, &layer.g_out, &layer.o_proj}) total += weight->bytes();
+  }
+  return total;
+}
+
+std::vector<StatePart> DeltaMixers::state_parts(std::span<const std::string> prefixes) const {
+  std::vector<StatePart> parts;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const auto first = i * static_cast<std::size_t>(layer_floats_), memory = static_cast<std::size_t>(memory_floats_);
+    parts.push_back({prefixes[i] + "memory",
+                     {1, plan_.config.value_heads, plan_.config.key_dim, plan_.config.value_dim},
+                     first,
+                     memory});
+    parts.push_back({prefixes[i] + "conv",
+                     {1, plan_.config.conv - 1, plan_.channels()},
+                     first + memory,
+                     static_cast<std::size_t>(layer_floats_ - memory_floats_)});
+  }
+  return parts;
+}
+
+void DeltaMixers::begin(std::int64_t rows, std::span<const TextRun> runs, std::vector<Draft>* drafts) {
+  rows_ = rows;
+  decodes_ = 0;
+  drafts_ = drafts;
+  if (drafts != nullptr) drafts->clear();
+  for (const auto& run : runs) {
+    if (run.decode && run.tokens == 1) ++decodes_;
+    if (!run.decode || run.tokens == 1) continue;
+    Require("advance")(drafts != nullptr, "drafts", "none", "a list, because a text decodes several tokens");
+    drafts->push_back({run, {}, {}, {}, {}});
+  }
+}
+
 // Computes beta [R, HV] and, with a gate, decay [R, HV] or [R, HV·K] from the projections.
-void InferenceModel::compute_gates(const Layer& layer, ThreadPool& pool) {
-  auto& own = *buffers_;
+void DeltaMixers::compute_gates(const Layer& layer, ThreadPool& pool) {
   const std::int64_t heads = plan_.config.value_heads, dim = plan_.config.key_dim;
-  const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  const View<float, 2> beta = own.beta.rows(own.rows, heads);
+  const View<float, 2> projected = projected_.rows(rows_, layer.in.outputs());
+  const View<float, 2> beta = beta_.rows(rows_, heads);
   const bool by_channel = is_by_channel(plan_.gate);
-  const View<float, 2> decay = own.decay.rows(own.rows, by_channel ? heads * dim : heads);
+  const View<float, 2> decay = decay_.rows(rows_, by_channel ? heads * dim : heads);
   if (plan_.f) layer.f_out.apply(columns_of(projected, plan_.f), decay, pool);
   const float bound = static_cast<float>(plan_.config.lower_bound.value_or(kGateLowerBound));
-  for_each_row(own.rows, pool, [&](std::int64_t row) {
+  for_each_row(rows_, pool, [&](std::int64_t row) {
     for (std::int64_t h = 0; h < heads; ++h) {
       float value = 1.0F;
       if (plan_.b) {
@@ -56,12 +97,11 @@ void InferenceModel::compute_gates(const Layer& layer, ThreadPool& pool) {
 // Computes the short convolution of every run. The inputs before a run's first token are in the run's slot, and except
 // for drafts the slot gets the last inputs of the run. The outputs of a run lie in `mixed` after W − 1 rows that are
 // not read.
-void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
+void DeltaMixers::convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   const std::int64_t kept = plan_.config.conv - 1, count = static_cast<std::int64_t>(runs.size());
-  const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  const View<float, 2> window = own.window.rows(own.rows + count * kept, plan_.channels());
-  const View<float, 2> mixed = own.mixed.rows(own.rows + count * kept, plan_.channels());
+  const View<float, 2> projected = projected_.rows(rows_, layer.in.outputs());
+  const View<float, 2> window = window_.rows(rows_ + count * kept, plan_.channels());
+  const View<float, 2> mixed = mixed_.rows(rows_ + count * kept, plan_.channels());
   const auto bytes = [&](std::int64_t rows) {
     return static_cast<std::size_t>(rows * plan_.channels()) * sizeof(float);
   };
@@ -86,9 +126,9 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
   };
   // All decoded tokens form one sequence of W rows per token. The output of a token is in the last of its rows, which
   // depends only on these rows.
-  if (own.decodes > 0) part(0, own.decodes * plan_.config.conv);
-  at = own.decodes * plan_.config.conv;
-  for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
+  if (decodes_ > 0) part(0, decodes_ * plan_.config.conv);
+  at = decodes_ * plan_.config.conv;
+  for (const auto& run : runs.subspan(static_cast<std::size_t>(decodes_))) {
     part(at, kept + run.tokens);
     at += kept + run.tokens;
   }
@@ -97,63 +137,60 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
 // Computes a run of a prompt in parts that end at multiples of kCutTokens tokens of the text, so that the bits do not
 // depend on the cutting of the prompt into runs. row: the run's first row of the gates; qkv: its first token's q, k and
 // v.
-void InferenceModel::recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory,
-                                  ThreadPool& pool) {
-  auto& own = *buffers_;
+void DeltaMixers::recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory,
+                               ThreadPool& pool) {
   for (std::int64_t done = 0; done < run.tokens;) {
     const std::int64_t begin = run.begin + done, end = run.begin + run.tokens;
     const std::int64_t whole = end / kCutTokens * kCutTokens, next = (begin / kCutTokens + 1) * kCutTokens;
     const std::int64_t stop = begin % kCutTokens != 0 ? std::min(next, end) : begin < whole ? whole : end;
     const std::int64_t tokens = stop - begin;
-    auto p =
-        mixer_problem<DeltaForward<float>>(plan_, {.tokens = tokens,
-                                                   .qkv = qkv + done * plan_.channels(),
-                                                   .text_stride = tokens * plan_.channels(),
-                                                   .beta = own.beta.data() + (row + done) * plan_.config.value_heads,
-                                                   .decay = own.decay.data() + (row + done) * plan_.decays(),
-                                                   .o = own.o.data() + (row + done) * plan_.values()});
+    auto p = mixer_problem<DeltaForward<float>>(plan_, {.tokens = tokens,
+                                                        .qkv = qkv + done * plan_.channels(),
+                                                        .text_stride = tokens * plan_.channels(),
+                                                        .beta = beta_.data() + (row + done) * plan_.config.value_heads,
+                                                        .decay = decay_.data() + (row + done) * plan_.decays(),
+                                                        .o = o_.data() + (row + done) * plan_.values()});
     p.initial_state = states_view(plan_, memory.data(), 1);
-    p.final_state = states_view(plan_, own.final_state.rows(1, memory_floats_).data, 1);
+    p.final_state = states_view(plan_, final_state_.rows(1, memory_floats_).data, 1);
     delta_forward(p, {.context = {.pool = &pool}});
-    std::copy_n(own.final_state.data(), memory_floats_, memory.data());
+    std::copy_n(final_state_.data(), memory_floats_, memory.data());
     done += tokens;
   }
 }
 
 // Computes the delta rule of all runs: the decoded tokens in one call, then drafts and runs of prompts one after the
 // other.
-void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
+void DeltaMixers::recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   const std::int64_t kept = plan_.config.conv - 1, channels = plan_.channels();
   const std::int64_t layer_first = (&layer - layers_.data()) * layer_floats_;
-  own.o.rows(own.rows, plan_.values());
-  if (own.decodes > 0) {
+  o_.rows(rows_, plan_.values());
+  if (decodes_ > 0) {
     std::vector<std::int64_t> slots;
-    for (const auto& run : runs.first(static_cast<std::size_t>(own.decodes))) slots.push_back(run.slot);
-    auto p = mixer_problem<DeltaSteps<float>>(plan_, {.texts = own.decodes,
-                                                      .qkv = own.mixed.data() + kept * channels,
+    for (const auto& run : runs.first(static_cast<std::size_t>(decodes_))) slots.push_back(run.slot);
+    auto p = mixer_problem<DeltaSteps<float>>(plan_, {.texts = decodes_,
+                                                      .qkv = mixed_.data() + kept * channels,
                                                       .text_stride = plan_.config.conv * channels,
-                                                      .beta = own.beta.data(),
-                                                      .decay = own.decay.data(),
-                                                      .o = own.o.data()});
-    p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {own.decodes});
+                                                      .beta = beta_.data(),
+                                                      .decay = decay_.data(),
+                                                      .o = o_.data()});
+    p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {decodes_});
     p.states = states_view(plan_, states.slot(0).data() + layer_first, states.slots());
-    p.states.stride[0] = static_cast<std::int64_t>(state_floats_);
+    p.states.stride[0] = static_cast<std::int64_t>(state_floats());
     delta_steps(p, {.context = {.pool = &pool}});
   }
-  std::int64_t row = own.decodes, at = own.decodes * plan_.config.conv;
+  std::int64_t row = decodes_, at = decodes_ * plan_.config.conv;
   std::size_t draft = 0;
-  for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
+  for (const auto& run : runs.subspan(static_cast<std::size_t>(decodes_))) {
     const auto memory =
         states.slot(run.slot).subspan(static_cast<std::size_t>(layer_first), static_cast<std::size_t>(memory_floats_));
     if (run.decode) {
-      Draft& kept_draft = (*own.drafts)[draft++];
+      Draft& kept_draft = (*drafts_)[draft++];
       keep_draft(kept_draft, row, at);
-      const std::span<float> tried(own.final_state.rows(1, memory_floats_).data, memory.size());
+      const std::span<float> tried(final_state_.rows(1, memory_floats_).data, memory.size());
       std::copy(memory.begin(), memory.end(), tried.begin());
-      recur_draft(kept_draft, &layer - layers_.data(), run.tokens, tried, own.o.data() + row * plan_.values(), pool);
+      recur_draft(kept_draft, &layer - layers_.data(), run.tokens, tried, o_.data() + row * plan_.values(), pool);
     } else {
-      recur_prompt(run, row, own.mixed.data() + (at + kept) * plan_.channels(), memory, pool);
+      recur_prompt(run, row, mixed_.data() + (at + kept) * plan_.channels(), memory, pool);
     }
     row += run.tokens;
     at += kept + run.tokens;
@@ -162,22 +199,21 @@ void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, St
 
 // Appends to a draft what its recurrence needs in this layer. row: the draft's first row in beta and decay; at: its
 // first row in window and mixed.
-void InferenceModel::keep_draft(Draft& draft, std::int64_t row, std::int64_t at) {
-  auto& own = *buffers_;
+void DeltaMixers::keep_draft(Draft& draft, std::int64_t row, std::int64_t at) {
   const std::int64_t tokens = draft.run.tokens, heads = plan_.config.value_heads;
   const auto append = [](Vector& to, const float* first, std::int64_t count) {
     to.insert(to.end(), first, first + count);
   };
   const std::int64_t floats = (plan_.config.conv - 1 + tokens) * plan_.channels();
-  append(draft.window, own.window.data() + at * plan_.channels(), floats);
-  append(draft.mixed, own.mixed.data() + at * plan_.channels(), floats);
-  append(draft.beta, own.beta.data() + row * heads, tokens * heads);
-  append(draft.decay, own.decay.data() + row * plan_.decays(), tokens * plan_.decays());
+  append(draft.window, window_.data() + at * plan_.channels(), floats);
+  append(draft.mixed, mixed_.data() + at * plan_.channels(), floats);
+  append(draft.beta, beta_.data() + row * heads, tokens * heads);
+  append(draft.decay, decay_.data() + row * plan_.decays(), tokens * plan_.decays());
 }
 
 // Computes the recurrence of the first tokens of a draft in one layer, and updates `memory`.
-void InferenceModel::recur_draft(const Draft& draft, std::int64_t layer, std::int64_t tokens, std::span<float> memory,
-                                 float* o, ThreadPool& pool) {
+void DeltaMixers::recur_draft(const Draft& draft, std::int64_t layer, std::int64_t tokens, std::span<float> memory,
+                              float* o, ThreadPool& pool) {
   const std::int64_t all = draft.run.tokens, kept = plan_.config.conv - 1;
   auto p = mixer_problem<DeltaSteps<float>>(
       plan_, {.tokens = tokens,
@@ -190,46 +226,43 @@ void InferenceModel::recur_draft(const Draft& draft, std::int64_t layer, std::in
   delta_steps(p, {.context = {.pool = &pool}});
 }
 
-void InferenceModel::accept(const Draft& draft, std::int64_t tokens, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
+void DeltaMixers::accept(const Draft& draft, std::int64_t tokens, StatePool& states, ThreadPool& pool) {
   const std::int64_t rows = plan_.config.conv - 1;
-  for (std::int64_t layer = 0; layer < config_.num_hidden_layers; ++layer) {
+  for (std::int64_t layer = 0; layer < std::ssize(layers_); ++layer) {
     const auto slot =
         states.slot(draft.run.slot)
             .subspan(static_cast<std::size_t>(layer * layer_floats_), static_cast<std::size_t>(layer_floats_));
     recur_draft(draft, layer, tokens, slot.first(static_cast<std::size_t>(memory_floats_)),
-                own.o.rows(tokens, plan_.values()).data, pool);
+                o_.rows(tokens, plan_.values()).data, pool);
     std::copy_n(draft.window.begin() + (layer * (rows + draft.run.tokens) + tokens) * plan_.channels(),
                 rows * plan_.channels(), slot.begin() + memory_floats_);
   }
 }
 
-// Replaces the rows of `normed` by the mixer's output.
-void InferenceModel::mix(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
-  const View<float, 2> normed = own.normed.rows(own.rows, config_.hidden_size);
-  const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  layer.in.apply(normed, projected, pool);
+void DeltaMixers::mix(std::int64_t index, const View<float, 2>& x, const View<float, 2>& y,
+                      std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
+  const Layer& layer = layers_[static_cast<std::size_t>(index)];
+  const View<float, 2> projected = projected_.rows(rows_, layer.in.outputs());
+  layer.in.apply(x, projected, pool);
   convolve(layer, runs, states, pool);
   compute_gates(layer, pool);
   recur(layer, runs, states, pool);
-  const View<float, 2> o = own.o.rows(own.rows, plan_.values());
+  const View<float, 2> o = o_.rows(rows_, plan_.values());
   if (plan_.config.output_norm) {
-    const auto heads =
-        View<float, 2>::contiguous(o.data, {own.rows * plan_.config.value_heads, plan_.config.value_dim});
-    norm(heads, layer.o_norm, plan_.config.norm_eps, heads, pool);
+    const auto heads = View<float, 2>::contiguous(o.data, {rows_ * plan_.config.value_heads, plan_.config.value_dim});
+    norm_rows(heads, layer.o_norm, plan_.config.norm_eps, heads, pool);
   }
   if (plan_.config.output_gate == OutputGate::silu) {
     glu_forward<float>({columns_of(projected, plan_.g), o, o}, {.context = {.pool = &pool}});
   } else if (plan_.config.output_gate == OutputGate::sigmoid) {
-    const View<float, 2> gate = own.gate.rows(own.rows, plan_.values());
+    const View<float, 2> gate = gate_.rows(rows_, plan_.values());
     layer.g_out.apply(columns_of(projected, plan_.g), gate, pool);
-    for (std::int64_t row = 0; row < own.rows; ++row) {
+    for (std::int64_t row = 0; row < rows_; ++row) {
       for (std::int64_t c = 0; c < plan_.values(); ++c) gate(row, c) += layer.gate_bias[static_cast<std::size_t>(c)];
     }
     glu_forward<float>({gate, o, o, GateActivation::sigmoid}, {.context = {.pool = &pool}});
   }
-  layer.o_proj.apply(o, normed, pool);
+  layer.o_proj.apply(o, y, pool);
 }
 
 }  // namespace efla::nn
