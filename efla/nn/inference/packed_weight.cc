@@ -101,7 +101,7 @@ PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type)
     p.narrow_weight = part.narrow;
     columns_ = part.narrow ? part.narrow.extent[1] : part.wide.extent[1];
     outputs_ += p.outputs();
-    const bool held = type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
+    const bool held = part.keep || type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
     parts_.push_back(held ? Part{p, part.owner} : type == WeightType::int8 ? quantised(p) : rounded(p));
   }
 }

@@ -31,6 +31,7 @@ struct StoredMatrix {
   View<const float, 2> wide = {};
   View<const bfloat16, 2> narrow = {};  // instead of `wide`
   std::shared_ptr<const void> owner = {};
+  bool keep = false;  // its type in every PackedWeight, because few numbers decide much
 };
 
 // One or more weights [n, D], whose outputs lie side by side.

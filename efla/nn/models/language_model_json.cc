@@ -17,15 +17,6 @@ namespace {
 using io::Fields;
 using nlohmann::json;
 
-// Refuses a field that has another value than null and `values`, the supported ones.
-void allow(const Fields& fields, const char* name, const std::vector<json>& values) {
-  const auto* found = fields.find(name);
-  if (found == nullptr || std::find(values.begin(), values.end(), *found) != values.end()) return;
-  std::string list;
-  for (const auto& value : values) list += (list.empty() ? "" : " or ") + value.dump();
-  fields.refuse(name, list + ", all that is supported");
-}
-
 // Reads {"layers": […], "num_heads": n, "num_kv_heads": n, "rope_theta": x}, or a list with one such object.
 void read_attention(const Fields& outer, const json& given, LanguageModelConfig& config) {
   const json& object = given.is_array() && given.size() == 1 ? given.front() : given;
@@ -34,9 +25,9 @@ void read_attention(const Fields& outer, const json& given, LanguageModelConfig&
   fields.read("num_heads", config.attention_heads);
   fields.read("num_kv_heads", config.attention_kv_heads);
   fields.read("rope_theta", config.rope_theta);
-  allow(fields, "qkv_bias", {false, nullptr});
-  allow(fields, "qk_norm", {false, nullptr});
-  allow(fields, "window_size", {nullptr});
+  allow_values(fields, "qkv_bias", {false, nullptr});
+  allow_values(fields, "qk_norm", {false, nullptr});
+  allow_values(fields, "window_size", {nullptr});
   fields.refuse_others();
 }
 
@@ -149,16 +140,6 @@ const std::vector<OtherField>& other_fields() {
   return table;
 }
 
-void read_other_fields(const Fields& fields) {
-  for (const auto& [name, supported] : other_fields()) {
-    if (supported.empty()) {
-      fields.find(name);
-    } else {
-      allow(fields, name, supported);
-    }
-  }
-}
-
 // Reads the fields of the model type efla that are not among the common fields.
 void read_efla(const Fields& fields, LanguageModelConfig& config) {
   fields.read("mixer", config.mixer);
@@ -182,7 +163,7 @@ LanguageModelConfig read_delta_net(const Fields& fields) {
   fields.read("use_beta", config.use_beta);
   fields.read("qk_norm", config.qk_norm);
   fields.read("qk_activation", config.qk_activation);
-  allow(fields, "use_output_norm", {true});
+  allow_values(fields, "use_output_norm", {true});
   return config;
 }
 
@@ -194,7 +175,7 @@ LanguageModelConfig read_gated_deltanet(const Fields& fields) {
   fields.read("head_dim", config.head_dim);
   fields.read("num_v_heads", config.num_v_heads);
   fields.read("use_gate", config.use_gate);
-  allow(fields, "output_gate_activation", {"swish", "silu"});
+  allow_values(fields, "output_gate_activation", {"swish", "silu"});
   return config;
 }
 
@@ -292,6 +273,24 @@ const std::vector<std::pair<const char*, LanguageModelConfig>>& presets() {
 }
 
 }  // namespace
+
+void allow_values(const Fields& fields, const char* name, const std::vector<json>& values) {
+  const auto* found = fields.find(name);
+  if (found == nullptr || std::find(values.begin(), values.end(), *found) != values.end()) return;
+  std::string list;
+  for (const auto& value : values) list += (list.empty() ? "" : " or ") + value.dump();
+  fields.refuse(name, list + ", all that is supported");
+}
+
+void read_other_fields(const Fields& fields) {
+  for (const auto& [name, supported] : other_fields()) {
+    if (supported.empty()) {
+      fields.find(name);
+    } else {
+      allow_values(fields, name, supported);
+    }
+  }
+}
 
 void read_eos_token_id(const Fields& fields, std::vector<std::int64_t>& ids) {
   constexpr const char* kName = "eos_token_id";

@@ -1,0 +1,89 @@
+// A language model of a family (family.h) on the CPU. As with InferenceModel, the tokens of many texts go through the
+// layers in one call. A text's state has a constant part, in a slot, and pages of keys and values that grow with it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "efla/nn/families/attention_layers.h"
+#include "efla/nn/families/family_config.h"
+#include "efla/nn/families/family_weights.h"
+#include "efla/nn/inference/delta_mixers.h"
+
+namespace efla::nn {
+
+// Arithmetic is in float32. A token's outputs have the same bits for any other tokens in the call, any cuts of a prompt
+// at multiples of kCutTokens and any number of threads. Only one thread may use the object at a time.
+class FamilyModel {
+ public:
+  // Loads the model of a folder. With WeightType::float32 every weight stays as its file has it, in the mapped file;
+  // with the other types the weights of linear layers are rounded, except those of step sizes and decays. Throws
+  // IoError for a folder that is not a model of a family, or not a whole one.
+  FamilyModel(const std::filesystem::path& folder, WeightType weights);
+
+  const FamilyConfig& config() const { return config_; }
+  std::int64_t parameters() const { return parameters_; }
+  std::int64_t skipped_tensors() const { return skipped_; }
+  std::size_t weight_bytes() const;
+  // Returns the SHA-256 of configuration and tensors.
+  std::string fingerprint() const;
+
+  std::size_t constant_bytes() const { return mixers_.state_floats() * sizeof(float); }  // of a text
+  std::size_t page_bytes() const { return attention_.pages().page_bytes(); }             // of kAttentionBlock tokens
+  // Returns the parts of a state after this many tokens, the constant ones first.
+  std::vector<StatePart> state_parts(std::int64_t tokens) const;
+
+  // Makes the slots, once, before the functions that follow.
+  void make_slots(std::int64_t slots);
+  // Set the state in a slot: to the state of an empty text, to `state` of this many tokens, to another slot's.
+  void clear(std::int64_t slot);
+  void set(std::int64_t slot, std::int64_t tokens, std::span<const float> state);
+  void copy(std::int64_t from, std::int64_t to);
+  // Frees the pages of a slot.
+  void drop(std::int64_t slot) { attention_.pages().clear(slot); }
+  std::vector<float> state(std::int64_t slot);
+
+  // Do what InferenceModel's functions do.
+  void advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, const View<float, 2>& hidden,
+               ThreadPool& pool, std::vector<Draft>* drafts = nullptr);
+  void accept(const Draft& draft, std::int64_t tokens, ThreadPool& pool);
+  void logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const;
+
+ private:
+  struct Layer {
+    bool attends = false;
+    std::int64_t index = 0;                                   // among the layers of the same kind
+    Vector before_mixer, after_mixer, before_mlp, after_mlp;  // norms; empty: none
+    PackedWeight gate_up, down;
+  };
+
+  void load_layer(std::int64_t index, FamilyWeights& files, WeightType weights);
+  void load_mixer(const std::string& prefix, FamilyWeights& files, WeightType weights);
+  void load_attention(const std::string& prefix, FamilyWeights& files, WeightType weights);
+  Vector load_norm(const std::string& prefix, const Names& names, std::int64_t size, FamilyWeights& files) const;
+  Vector zero_centred(Vector weight) const;
+  void apply_mlp(const Layer& layer, const View<float, 2>& x, ThreadPool& pool);
+
+  FamilyConfig config_;
+  DeltaMixers mixers_;
+  AttentionLayers attention_;
+  std::vector<Layer> layers_;
+  std::vector<float> norm_;
+  PackedWeight embeddings_;  // without outputs if the head has the same weight
+  PackedWeight head_;
+  std::shared_ptr<const io::SafetensorsFolder> files_;
+  std::string config_text_;
+  std::int64_t parameters_ = 0, skipped_ = 0;
+
+  std::optional<StatePool> states_;
+  std::vector<std::int64_t> tokens_;  // of the texts in the slots
+  RowBuffer x_, normed_, inner_, product_;
+};
+
+}  // namespace efla::nn

@@ -1,0 +1,181 @@
+#include "efla/nn/families/family_weights.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "efla/base/text.h"
+#include "efla/io/content_error.h"
+
+namespace efla::nn {
+namespace {
+
+using io::TensorType;
+
+std::string shape_of(const std::vector<std::int64_t>& shape) {
+  return shape_text(shape.data(), static_cast<int>(shape.size()));
+}
+
+// Throws IoError(content) unless a tensor has a type that efla computes with, and this shape.
+void check_tensor(const io::SafetensorsFolder& folder, const io::NamedTensor& tensor,
+                  const std::vector<std::int64_t>& shape) {
+  const bool known =
+      tensor.type == TensorType::F32 || tensor.type == TensorType::BF16 || tensor.type == TensorType::F16;
+  if (known && tensor.shape == shape) return;
+  io::fail_in(folder.path(), io::printable(tensor.name) + " is " + std::string(io::type_name(tensor.type)) + " " +
+                                 shape_of(tensor.shape) + ", expected F32, BF16 or F16 " + shape_of(shape));
+}
+
+// Copies the elements of a tensor.
+template <class T>
+std::vector<T> elements_of(const io::NamedTensor& tensor) {
+  std::vector<T> elements(tensor.bytes.size() / sizeof(T));
+  std::memcpy(static_cast<void*>(elements.data()), tensor.bytes.data(), tensor.bytes.size());
+  return elements;
+}
+
+template <class T>
+Vector widened(const io::NamedTensor& tensor) {
+  const auto elements = elements_of<T>(tensor);
+  Vector wide(elements.size());
+  std::ranges::transform(elements, wide.begin(), [](T x) { return to_float(x); });
+  return wide;
+}
+
+Vector values_of(const io::NamedTensor& tensor) {
+  if (tensor.type == TensorType::BF16) return widened<bfloat16>(tensor);
+  return tensor.type == TensorType::F16 ? widened<float16>(tensor) : elements_of<float>(tensor);
+}
+
+// Returns a view of a matrix in memory that is kept by `owner`, or by a copy if the elements are not aligned.
+template <class T>
+std::pair<View<const T, 2>, std::shared_ptr<const void>> view_of(const io::NamedTensor& tensor,
+                                                                 std::shared_ptr<const void> owner) {
+  const auto* data = reinterpret_cast<const T*>(tensor.bytes.data());
+  if (std::bit_cast<std::uintptr_t>(data) % alignof(T) != 0) {
+    auto copy = std::make_shared<std::vector<T>>(elements_of<T>(tensor));
+    data = copy->data();
+    owner = std::move(copy);
+  }
+  return {View<const T, 2>::contiguous(data, {tensor.shape[0], tensor.shape[1]}), std::move(owner)};
+}
+
+}  // namespace
+
+FamilyWeights::FamilyWeights(const std::filesystem::path& folder, const Family& family)
+    : folder_(std::make_shared<const io::SafetensorsFolder>(folder)), family_(family) {
+  for (const auto prefix : family.prefixes) {
+    prefix_ = prefix;
+    if (has("embed_tokens.weight")) return;
+  }
+  std::string names;
+  for (const auto prefix : family.prefixes) {
+    names.append(names.empty() ? "" : " nor ").append(prefix).append("embed_tokens.weight");
+  }
+  io::fail_in(folder_->path(), "has neither " + names);
+}
+
+std::string FamilyWeights::first_of(const std::string& before, const Names& names, std::string_view after) const {
+  for (const auto name : names) {
+    auto candidate = before + std::string(name).append(after);
+    if (has(candidate)) return candidate;
+  }
+  return before + std::string(names.front()).append(after);
+}
+
+const io::NamedTensor& FamilyWeights::find(const std::string& full_name) {
+  const auto* file = folder_->file_with(full_name);
+  if (file == nullptr) {
+    io::fail_in(folder_->path(), "has no tensor " + full_name + ", which the model of its config.json has");
+  }
+  read_.insert(full_name);
+  return *file->find(full_name);
+}
+
+StoredMatrix FamilyWeights::stored(const std::string& full_name, std::int64_t rows, std::int64_t columns) {
+  const auto& tensor = find(full_name);
+  check_tensor(*folder_, tensor, {rows, columns});
+  StoredMatrix matrix;
+  if (tensor.type == TensorType::BF16) {
+    std::tie(matrix.narrow, matrix.owner) = view_of<bfloat16>(tensor, folder_);
+  } else if (tensor.type == TensorType::F32) {
+    std::tie(matrix.wide, matrix.owner) = view_of<float>(tensor, folder_);
+  } else {
+    auto wide = std::make_shared<Vector>(values_of(tensor));
+    matrix.wide = View<const float, 2>::contiguous(wide->data(), {rows, columns});
+    matrix.owner = std::move(wide);
+  }
+  return matrix;
+}
+
+StoredMatrix FamilyWeights::matrix(const std::string& name, std::int64_t rows, std::int64_t columns) {
+  return stored(full(name), rows, columns);
+}
+
+StoredMatrix FamilyWeights::head(std::int64_t rows, std::int64_t columns) {
+  // Conversions for MLX keep the head beside the text model's part.
+  const std::string name = folder_->file_with(kHead) == nullptr && prefix_.starts_with("language_model.")
+                               ? "language_model." + std::string(kHead)
+                               : std::string(kHead);
+  return stored(name, rows, columns);
+}
+
+Vector FamilyWeights::vector(const std::string& name, const std::vector<std::int64_t>& shape) {
+  const auto& tensor = find(full(name));
+  check_tensor(*folder_, tensor, shape);
+  return values_of(tensor);
+}
+
+Vector FamilyWeights::taps(const std::vector<std::string>& names, std::int64_t channels, std::int64_t width) {
+  Vector all;
+  for (const auto& name : names) {
+    const auto& tensor = find(full(name));
+    const std::int64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
+    if (tensor.shape.size() == 3 && tensor.shape[1] == width && tensor.shape[2] == 1) {
+      io::fail_in(folder_->path(), io::printable(tensor.name) + " is " + shape_of(tensor.shape) +
+                                       ", the form of MLX, whose norms differ too: expected " +
+                                       shape_of({rows, 1, width}));
+    }
+    if (tensor.shape.size() == 2) {
+      check_tensor(*folder_, tensor, {rows, width});
+    } else {
+      check_tensor(*folder_, tensor, {rows, 1, width});
+    }
+    const auto values = values_of(tensor);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  if (std::ssize(all) != channels * width) {
+    io::fail_in(folder_->path(), full(names.front()) + " and its neighbours have " +
+                                     std::to_string(std::ssize(all) / width) + " rows, expected " +
+                                     std::to_string(channels));
+  }
+  return all;
+}
+
+std::int64_t FamilyWeights::elements_read() const {
+  std::int64_t total = 0;
+  for (const auto& name : read_) {
+    const auto& tensor = *folder_->file_with(name)->find(name);
+    total += static_cast<std::int64_t>(tensor.bytes.size() / io::type_bytes(tensor.type));
+  }
+  return total;
+}
+
+std::int64_t FamilyWeights::check_all_read() const {
+  std::int64_t skipped = 0;
+  for (const auto& name : folder_->names()) {
+    if (read_.contains(name)) continue;
+    const auto begins = [&](std::string_view beginning) { return name.starts_with(beginning); };
+    if (std::ranges::none_of(family_.skipped, begins)) {
+      io::fail_in(folder_->path(), "has a tensor " + io::printable(name) +
+                                       ", which the model of its config.json has not (nearest: " +
+                                       nearest_name(name, {read_.begin(), read_.end()}) + ")");
+    }
+    ++skipped;
+  }
+  return skipped;
+}
+
+}  // namespace efla::nn

@@ -1,0 +1,62 @@
+// The tensors of a model of a family in its folder, whose files stay mapped.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efla/io/safetensors/safetensors_folder.h"
+#include "efla/nn/families/family.h"
+#include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/inference/rows.h"
+
+namespace efla::nn {
+
+// Functions throw IoError(content) for a tensor that is missing, or of another type or shape. Types are F32, BF16 and
+// F16.
+class FamilyWeights {
+ public:
+  // Throws IoError for files that are not safetensors, and where no prefix of the family fits.
+  FamilyWeights(const std::filesystem::path& folder, const Family& family);
+
+  // Returns the folder, which may live longer.
+  std::shared_ptr<const io::SafetensorsFolder> share() const { return folder_; }
+  // Returns whether there is a tensor of the text model with this name.
+  bool has(const std::string& name) const { return folder_->file_with(full(name)) != nullptr; }
+  // Returns the first of the names, behind `before`, with which there is a tensor, or the first of all.
+  std::string first_of(const std::string& before, const Names& names, std::string_view after) const;
+
+  // Returns a matrix, which shares the memory of its file unless its type is F16 or its address is not a multiple of
+  // its elements' size.
+  StoredMatrix matrix(const std::string& name, std::int64_t rows, std::int64_t columns);
+  // The same of the head, which lies beside the text model.
+  StoredMatrix head(std::int64_t rows, std::int64_t columns);
+  // Returns the elements of a tensor in float32.
+  Vector vector(const std::string& name, const std::vector<std::int64_t>& shape);
+  // Returns the rows of tensors [·, 1, W] or [·, W], `channels` in all, one tensor below the other.
+  Vector taps(const std::vector<std::string>& names, std::int64_t channels, std::int64_t width);
+
+  // Returns the number of elements of the tensors that were read.
+  std::int64_t elements_read() const;
+  // Throws IoError(content) for a tensor that no function above has read and that the family does not skip. Returns the
+  // number of tensors that are skipped.
+  std::int64_t check_all_read() const;
+
+ private:
+  static constexpr std::string_view kHead = "lm_head.weight";
+
+  std::string full(std::string_view name) const { return std::string(prefix_).append(name); }
+  const io::NamedTensor& find(const std::string& full_name);
+  StoredMatrix stored(const std::string& full_name, std::int64_t rows, std::int64_t columns);
+
+  std::shared_ptr<const io::SafetensorsFolder> folder_;
+  const Family& family_;
+  std::string_view prefix_;
+  std::set<std::string, std::less<>> read_;
+};
+
+}  // namespace efla::nn

@@ -1,0 +1,387 @@
+// Models of families from their folders, against a reference in float64, and against logits and tokens that
+// transformers computed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "efla/io/safetensors/safetensors.h"
+#include "efla/nn/families/family_model.h"
+#include "tests/nn/family_reference.h"
+#include "tests/nn/random_family.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::nn {
+namespace {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<std::int32_t>;
+
+const fs::path kGoldens = fs::path(EFLA_SHARED_DATA) / "hybrid-goldens";
+constexpr std::int64_t kScoredEvery = 7;  // tokens from one with logits in the goldens to the next
+
+// The tensors of a golden.safetensors.
+class Golden {
+ public:
+  explicit Golden(const fs::path& folder) : file_(folder / "golden.safetensors") {}
+
+  Ids ids(const char* name, std::int64_t row = 0) const {
+    const auto& tensor = *file_.find(name);
+    std::vector<std::int64_t> wide(static_cast<std::size_t>(tensor.shape[1]));
+    std::memcpy(wide.data(), tensor.bytes.data() + row * tensor.shape[1] * std::int64_t{sizeof(std::int64_t)},
+                wide.size() * sizeof(std::int64_t));
+    return {wide.begin(), wide.end()};
+  }
+  // Returns the logits after every kScoredEvery-th token of a text.
+  std::vector<float> logits(std::int64_t row) const {
+    const auto& tensor = *file_.find("logits");
+    std::vector<float> all(static_cast<std::size_t>(tensor.shape[1] * tensor.shape[2]));
+    std::memcpy(all.data(), tensor.bytes.data() + row * std::ssize(all) * std::int64_t{sizeof(float)},
+                all.size() * sizeof(float));
+    return all;
+  }
+
+ private:
+  io::SafetensorsFile file_;
+};
+
+// Texts in the slots of a model.
+class Texts {
+ public:
+  Texts(FamilyModel& model, std::int64_t slots, int threads = 2) : model_(model), pool_(threads) {
+    model.make_slots(slots);
+    for (std::int64_t slot = 0; slot < slots; ++slot) model.clear(slot);
+    tokens_.assign(static_cast<std::size_t>(slots), 0);
+  }
+
+  struct Piece {
+    std::int64_t slot;
+    Ids ids;
+    bool decode = false;
+  };
+  // Advances texts and returns the logits after all ids, text after text.
+  std::vector<float> advance(const std::vector<Piece>& pieces, std::vector<Draft>* drafts = nullptr) {
+    Ids ids;
+    std::vector<TextRun> runs;
+    for (const auto& piece : pieces) {
+      auto& tokens = tokens_[static_cast<std::size_t>(piece.slot)];
+      runs.push_back({piece.slot, tokens, std::ssize(piece.ids), piece.decode});
+      if (!piece.decode || piece.ids.size() == 1) tokens += std::ssize(piece.ids);
+      ids.insert(ids.end(), piece.ids.begin(), piece.ids.end());
+    }
+    const std::int64_t rows = std::ssize(ids), vocab = model_.config().vocab_size;
+    const auto hidden = hidden_.rows(rows, model_.config().hidden_size);
+    model_.advance(ids, runs, hidden, pool_, drafts);
+    std::vector<float> logits(static_cast<std::size_t>(rows * vocab));
+    model_.logits(hidden, View<float, 2>::contiguous(logits.data(), {rows, vocab}), pool_);
+    return logits;
+  }
+  void accept(const Draft& draft, std::int64_t tokens) {
+    model_.accept(draft, tokens, pool_);
+    tokens_[static_cast<std::size_t>(draft.run.slot)] += tokens;
+  }
+  // Lets a slot continue after this many tokens.
+  void set_tokens(std::int64_t slot, std::int64_t tokens) { tokens_[static_cast<std::size_t>(slot)] = tokens; }
+
+ private:
+  FamilyModel& model_;
+  ThreadPool pool_;
+  RowBuffer hidden_;
+  std::vector<std::int64_t> tokens_;
+};
+
+Ids part_of(const Ids& ids, std::int64_t begin, std::int64_t end) { return {ids.begin() + begin, ids.begin() + end}; }
+
+void append(std::vector<float>& to, const std::vector<float>& more) { to.insert(to.end(), more.begin(), more.end()); }
+
+constexpr double kTolerance = 2e-5;  // of the largest logit
+// transformers computes the goldens in float32, further from the reference in float64 than this library.
+constexpr double kGoldenTolerance = 4e-5;
+
+// Returns the id of the largest of the last `vocab` logits.
+std::int32_t likeliest(const std::vector<float>& logits, std::int64_t vocab) {
+  return static_cast<std::int32_t>(std::max_element(logits.end() - vocab, logits.end()) - (logits.end() - vocab));
+}
+
+// Returns the largest difference relative to the largest expected number.
+template <class T>
+double worst_difference(const std::vector<T>& got, const std::vector<double>& expected) {
+  double worst = 0.0, largest = 0.0;
+  EXPECT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    worst = std::max(worst, std::abs(double(got[i]) - expected[i]));
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return worst / largest;
+}
+
+// Checks the logits of three texts as a whole, in pieces, token by token and in a batch of three lengths.
+void check_logits(FamilyModel& model, const FamilyReference& reference, const std::array<Ids, 3>& all) {
+  const std::int64_t vocab = model.config().vocab_size;
+  std::array<std::vector<float>, 3> whole;
+  for (std::size_t text = 0; text < 3; ++text) {
+    SCOPED_TRACE("text " + std::to_string(text));
+    const Ids& ids = all[text];
+    const auto expected = reference.logits(ids);
+    whole[text] = Texts(model, 1).advance({{0, ids}});
+    EXPECT_LT(worst_difference(whole[text], expected), kTolerance);
+
+    Texts pieces(model, 1, 1);
+    std::vector<float> in_pieces, by_token;
+    for (std::int64_t begin = 0; begin < std::ssize(ids); begin += kCutTokens) {
+      append(in_pieces, pieces.advance({{0, part_of(ids, begin, std::min(begin + kCutTokens, std::ssize(ids)))}}));
+    }
+    EXPECT_EQ(in_pieces, whole[text]);
+
+    Texts tokens(model, 1);
+    for (const auto id : ids) append(by_token, tokens.advance({{0, {id}, true}}));
+    EXPECT_LT(worst_difference(by_token, expected), kTolerance);
+  }
+  const auto together = Texts(model, 3).advance({{0, all[0]}, {1, all[1]}, {2, all[2]}});
+  auto at = together.begin();
+  for (const auto& alone : whole) {
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), at)) << "in a batch";
+    at += std::ssize(alone);
+  }
+  EXPECT_EQ(std::ssize(together), (std::ssize(all[0]) + std::ssize(all[1]) + std::ssize(all[2])) * vocab);
+}
+
+// Continues a prompt with the likeliest tokens. After every token the text moves to another slot and back, by its state
+// or by a copy that shares its pages.
+Ids greedy(FamilyModel& model, const Ids& prompt, std::size_t count) {
+  const std::int64_t vocab = model.config().vocab_size;
+  Texts texts(model, 2);
+  auto logits = texts.advance({{0, prompt}});
+  Ids drawn;
+  for (std::int64_t tokens = std::ssize(prompt); drawn.size() < count; ++tokens) {
+    drawn.push_back(likeliest(logits, vocab));
+    if (drawn.size() % 2 == 0) {
+      const auto state = model.state(0);
+      model.clear(0);
+      model.set(0, tokens, state);
+    } else {
+      model.copy(0, 1);
+      texts.set_tokens(1, tokens);
+      texts.advance({{1, {1}, true}});  // writes into a page of its own
+      model.drop(1);
+    }
+    logits = texts.advance({{0, {drawn.back()}, true}});
+  }
+  return drawn;
+}
+
+// Checks that a draft has the bits of decode steps, and that its text goes on from the accepted tokens alone.
+void check_drafts(FamilyModel& model, const Ids& ids) {
+  const std::int64_t begin = std::ssize(ids) - 6;
+  Texts texts(model, 2);
+  for (std::int64_t slot = 0; slot < 2; ++slot) texts.advance({{slot, part_of(ids, 0, begin)}});
+  std::vector<Draft> drafts;
+  const auto drafted = texts.advance({{1, part_of(ids, begin, begin + 5), true}}, &drafts);
+  ASSERT_EQ(drafts.size(), 1U);
+  texts.accept(drafts[0], 3);
+  std::vector<float> steps;
+  for (std::int64_t i = begin; i < begin + 5; ++i) {
+    if (i == begin + 3) {
+      EXPECT_EQ(model.state(1), model.state(0));
+    }
+    append(steps, texts.advance({{0, part_of(ids, i, i + 1), true}}));
+  }
+  EXPECT_EQ(drafted, steps);
+}
+
+class FamilyGoldens : public testing::TestWithParam<const char*> {};
+
+TEST_P(FamilyGoldens, LogitsAndTokensOfTransformers) {
+  if (!fs::exists(kGoldens)) GTEST_SKIP() << "no hybrid-goldens in " << EFLA_SHARED_DATA;
+  const auto folder = kGoldens / GetParam();
+  FamilyModel model(folder, WeightType::float32);
+  const FamilyReference reference(folder);
+  const Golden golden(folder);
+  const std::int64_t vocab = model.config().vocab_size;
+  const std::array<Ids, 3> texts{golden.ids("input_ids", 0), golden.ids("input_ids", 1), golden.ids("input_ids", 2)};
+  for (std::int64_t text = 0; text < 3; ++text) {
+    const auto all = reference.logits(texts[static_cast<std::size_t>(text)]);
+    std::vector<double> some;
+    for (std::int64_t row = 0; row * vocab < std::ssize(all); row += kScoredEvery) {
+      some.insert(some.end(), all.begin() + row * vocab, all.begin() + (row + 1) * vocab);
+    }
+    EXPECT_LT(worst_difference(golden.logits(text), some), kGoldenTolerance);
+  }
+  check_logits(model, reference, {texts[0], part_of(texts[1], 0, 113), part_of(texts[2], 0, 64)});
+  check_drafts(model, part_of(texts[0], 0, 67));
+  const auto expected = golden.ids("greedy");
+  EXPECT_EQ(greedy(model, golden.ids("prompt"), expected.size()), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyGoldens, testing::Values("qwen3_5_text", "olmo_hybrid"),
+                         [](const auto& info) { return std::string(info.param); });
+
+Ids random_ids(std::int64_t count, std::int64_t vocab, std::uint64_t seed) {
+  Random random(seed);
+  Ids ids;
+  while (std::ssize(ids) < count)
+    ids.push_back(static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocab))));
+  return ids;
+}
+
+class RandomFamilies : public testing::TestWithParam<int> {};
+
+// Odd numbers of heads, irregular lists of layers, tied heads and not, all prefixes, both element types.
+TEST_P(RandomFamilies, LogitsOfTheReference) {
+  const auto seed = static_cast<std::uint64_t>(GetParam());
+  const bool olmo = seed % 3 == 2, nested = !olmo && seed % 2 == 0, narrow = seed % 4 == 1;
+  const auto config = random_family_config(olmo, seed);
+  SCOPED_TRACE(config.dump());
+  const char* prefixes[]{"model.language_model.", "model.", "language_model.model.", "language_model."};
+  const std::string prefix = olmo ? "model." : prefixes[seed / 3 % 4];
+  const test::TempFolder folder;
+  write_family_folder(folder.path(), config, random_family_tensors(config, prefix, seed), nested, narrow);
+  FamilyModel model(folder.path(), WeightType::float32);
+  const std::int64_t vocab = config["vocab_size"];
+  check_logits(model, FamilyReference(folder.path()),
+               {random_ids(140, vocab, seed), random_ids(1, vocab, seed + 1), random_ids(67, vocab, seed + 2)});
+  check_drafts(model, random_ids(67, vocab, seed + 3));
+  const auto narrow_model = FamilyModel(folder.path(), WeightType::int8).weight_bytes();
+  EXPECT_LT(narrow_model, model.weight_bytes());
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomFamilies, testing::Range(0, 40));
+
+// A folder with a small model of qwen3_5, whose configuration and tensors a test may change.
+struct ChangedFolder {
+  test::TempFolder folder;
+  nlohmann::json config = random_family_config(false, 1);
+  RandomTensors tensors;
+  bool nested = false;
+
+  explicit ChangedFolder(bool olmo = false) : config(random_family_config(olmo, 1)) {
+    config["layer_types"] = {"linear_attention", "full_attention"};
+    config["num_hidden_layers"] = 2;
+    config["tie_word_embeddings"] = false;
+    tensors = random_family_tensors(config, "model.", 1);
+  }
+  void refuse(const std::string& says) {
+    write_family_folder(folder.path(), config, tensors, nested, false);
+    test::expect_bad_content([&] { FamilyModel(folder.path(), WeightType::float32); }, -1, says);
+  }
+  FamilyModel load() {
+    write_family_folder(folder.path(), config, tensors, nested, false);
+    return FamilyModel(folder.path(), WeightType::float32);
+  }
+};
+
+TEST(FamilyConfig, RefusesWhatWouldChangeTheComputation) {
+  const std::vector<std::pair<nlohmann::json, std::string>> changes{
+      {{{"model_type", "qwen3_next"}}, "mixtures of experts"},
+      {{{"model_type", "kimi_linear"}}, "multi-head latent attention"},
+      {{{"model_type", "llama"}}, "model_type: got \"llama\""},
+      {{{"sliding_window", 512}}, "sliding_window"},
+      {{{"num_experts", 8}}, "num_experts"},
+      {{{"attention_bias", true}}, "attention_bias: got true"},
+      {{{"attn_output_gate", false}}, "attn_output_gate: got false"},
+      {{{"hidden_act", "gelu"}}, "hidden_act: got \"gelu\""},
+      {{{"quantization_config", {{"quant_method", "fp8"}}}}, "quantization_config"},
+      {{{"mamba_ssm_dtype", "bfloat16"}}, "mamba_ssm_dtype"},
+      {{{"layer_types", {"linear_attention", "sliding_attention"}}}, "linear_attention and full_attention alone"},
+      {{{"layer_types", {"linear_attention"}}}, "one for each of the 2 layers"},
+      {{{"num_hidden_layers", 0}}, "num_hidden_layers: got 0"},
+      {{{"vocab_size", nullptr}}, "vocab_size"},
+      {{{"head_dim", nullptr}}, "head_dim"},
+      {{{"hidden_size", -5}}, "hidden_size: got -5"},
+      {{{"hidden_size", 1e300}}, "hidden_size"},
+      {{{"num_key_value_heads", 1 << 12}}, "num_key_value_heads"},
+      {{{"linear_num_key_heads", 7}, {"linear_num_value_heads", 8}}, "a multiple of linear_num_key_heads, 7"},
+      {{{"linear_conv_kernel_dim", 9}}, "linear_conv_kernel_dim: got 9"},
+      {{{"rms_norm_eps", 0}}, "rms_norm_eps"},
+      {{{"rope_parameters", nullptr}}, "rope_theta"},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "yarn"}}}}, "rope_parameters.rope_type: got \"yarn\""},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"factor", 4.0}}}}, "rope_parameters.factor"},
+      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 1.5}}}}, "from 0 to 1"},
+      {{{"head_dim", 6}, {"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "even number"},
+      {{{"rope_parameters", "linear"}}, "rope_parameters"},
+  };
+  for (const auto& [change, says] : changes) {
+    SCOPED_TRACE(change.dump());
+    ChangedFolder folder;
+    folder.config.update(change);
+    folder.refuse(says);
+  }
+  ChangedFolder folder;
+  folder.nested = true;
+  folder.config["model_type"] = "qwen2";
+  folder.refuse("text_config.model_type: got \"qwen2\"");
+}
+
+TEST(FamilyConfig, TakesWhatDoesNot) {
+  ChangedFolder folder;
+  folder.config.update({{"rope_parameters",
+                         {{"rope_theta", 1e4},
+                          {"mrope_section", {1, 1, 1}},
+                          {"mrope_interleaved", true},
+                          {"partial_rotary_factor", 1.0},
+                          {"rope_type", "default"}}},
+                        {"mtp_num_hidden_layers", 1},
+                        {"full_attention_interval", 4},
+                        {"max_position_embeddings", 4096},
+                        {"attention_dropout", 0.0},
+                        {"eos_token_id", {3, 4}},
+                        {"bos_token_id", nullptr}});
+  EXPECT_EQ(folder.load().config().eos, (std::vector<std::int64_t>{3, 4}));
+  io::write_file_atomically(folder.folder.path() / "generation_config.json", "{\"eos_token_id\": [5, 6]}");
+  EXPECT_EQ(folder.load().config().eos, (std::vector<std::int64_t>{5, 6}));
+  folder.config.erase("layer_types");
+  folder.config["full_attention_interval"] = 2;
+  EXPECT_EQ(folder.load().config().attends, (std::vector<bool>{false, true}));
+}
+
+TEST(FamilyWeights, RefusesTensorsThatAreNotTheModels) {
+  const auto changed = [](const std::string& says, const std::function<void(RandomTensors&)>& change,
+                          bool olmo = false) {
+    ChangedFolder folder(olmo);
+    change(folder.tensors);
+    folder.refuse(says);
+  };
+  const auto rename = [](const std::string& from, const std::string& to) {
+    return [=](RandomTensors& tensors) {
+      auto node = tensors.all.extract(from);
+      node.key() = to;
+      tensors.all.insert(std::move(node));
+    };
+  };
+  const std::string mixer = "model.layers.0.linear_attn.", attention = "model.layers.1.self_attn.";
+  changed("has no tensor " + attention + "q_norm.weight", [&](auto& t) { t.all.erase(attention + "q_norm.weight"); });
+  changed("has a tensor model.extra", [](auto& t) { t.add("model.extra", {1}, 1.0); });
+  changed("nearest: " + mixer + "A_log", [&](auto& t) { t.add(mixer + "A_logs", {1}, 1.0); });
+  changed("neither model.language_model.embed_tokens.weight", rename("model.embed_tokens.weight", "wte.weight"));
+  changed("the form of MLX", [&](auto& t) {
+    auto& shape = t.all.at(mixer + "conv1d.weight").shape;
+    std::swap(shape[1], shape[2]);
+  });
+  changed("expected F32, BF16 or F16", [&](auto& t) {
+    t.all.at(mixer + "dt_bias").shape = {1, 0};
+    t.all.at(mixer + "dt_bias").values.clear();
+  });
+  changed(
+      "rows, expected",
+      [](auto& t) {
+        auto& taps = t.all.at("model.layers.0.linear_attn.k_conv1d.weight");
+        taps.values.resize(taps.values.size() - static_cast<std::size_t>(taps.shape[2]));
+        --taps.shape[0];
+      },
+      true);
+  ChangedFolder folder;
+  folder.tensors.add("mtp.fc.weight", {2, 2}, 1.0);
+  folder.tensors.add("model.visual.patch", {3}, 1.0);
+  EXPECT_EQ(folder.load().skipped_tensors(), 2);
+}
+
+}  // namespace
+}  // namespace efla::nn
