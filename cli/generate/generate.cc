@@ -21,6 +21,7 @@
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
+#include "cli/support/model_size.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/name_option.h"
 #include "cli/support/output_file.h"
@@ -38,7 +39,6 @@
 #include "efla/io/json.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/inference/packed_weight.h"
-#include "efla/nn/models/language_model_file.h"
 #include "efla/torch/one_thread.h"
 
 namespace efla::cli {
@@ -320,7 +320,7 @@ class Generate {
 void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
-  nn::load_language_model_config(arguments.model);  // whose mistakes come first
+  model_size(arguments.model);  // the mistakes of whose configuration come first
   report_ignored_checkpoints("generate", arguments.model);
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
   auto tokenizer = data::load_tokenizer(path);

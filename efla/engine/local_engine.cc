@@ -496,8 +496,26 @@ std::unique_ptr<LocalEngine> start_engine(const std::shared_ptr<nn::LanguageMode
                                        std::move(tokenizer), options);
 }
 
+namespace {
+
+// Starts an engine over a model of a family (nn/families).
+std::unique_ptr<Engine> start_family_engine(const std::filesystem::path& folder,
+                                            std::shared_ptr<const data::Tokenizer> tokenizer,
+                                            const EngineOptions& options) {
+  Require("engine")(!options.on_gpu, "device", "a GPU", "cpu for a model of a family of hybrids");
+  const auto weights = nn::parse_weight_type(options.weights);
+  auto model = std::make_shared<nn::FamilyModel>(folder, weights);
+  std::string sha256 = options.keep_sessions ? model->fingerprint() : "";
+  const auto parameters = model->parameters();
+  return std::make_unique<LocalEngine>(make_family_model(std::move(model), weights), std::move(sha256), parameters,
+                                       std::move(tokenizer), options);
+}
+
+}  // namespace
+
 std::unique_ptr<Engine> load_engine(const std::filesystem::path& model,
                                     std::shared_ptr<const data::Tokenizer> tokenizer, const EngineOptions& options) {
+  if (nn::is_family_folder(model)) return start_family_engine(model, std::move(tokenizer), options);
   return start_engine(nn::load_language_model(model), std::move(tokenizer), options);
 }
 

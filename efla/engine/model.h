@@ -12,6 +12,7 @@
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
 #include "efla/engine/batch_sampler.h"
+#include "efla/nn/families/family_model.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
@@ -100,6 +101,9 @@ std::unique_ptr<EngineModel> make_gpu_model(std::shared_ptr<const nn::LanguageMo
 // being trained. decoder: made from the model, for a GPU; without it the model draws no tokens.
 std::unique_ptr<EngineModel> make_torch_model(std::shared_ptr<const nn::LanguageModel> model,
                                               std::shared_ptr<const nn::GpuDecoder> decoder = nullptr);
+
+// Computes with a model of a family, whose texts take pages. weights: with which the model was loaded.
+std::unique_ptr<EngineModel> make_family_model(std::shared_ptr<nn::FamilyModel> model, nn::WeightType weights);
 
 // Returns the SHA-256 of a model's configuration and weights.
 std::string fingerprint(const nn::LanguageModel& model);

@@ -9,6 +9,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/engine/tiny_model.h"
+#include "tests/nn/random_family.h"
 #include "tests/support/program.h"
 
 namespace efla::test {
@@ -322,6 +323,34 @@ TEST_F(GenerateCommand, Mistakes) {
   nn::save_language_model(nn::LanguageModel(config, nn::Initialiser(1)), folder / "small");
   EXPECT_TRUE(is_user_mistake(run_program({"generate", folder.file("small"), "--tokenizer", "bytes", "--prompt", "a"}),
                               "vocabulary"));
+}
+
+TEST_F(GenerateCommand, ContinuesTextsWithModelsOfFamilies) {
+  for (const bool olmo : {false, true}) {
+    const TempFolder other;
+    auto config = nn::random_family_config(olmo, 3);
+    config["vocab_size"] = 260;
+    nn::write_family_folder(other.path(), config, nn::random_family_tensors(config, "model.", 4), false, true);
+    const Arguments command{"generate", other.path().string(), "--tokenizer", "bytes", "--prompt", "ab"};
+    const auto generate = [&](const Arguments& more) {
+      Arguments all = command;
+      all.insert(all.end(), more.begin(), more.end());
+      return run_program(all);
+    };
+    const auto session = other.file("session");
+    const auto whole = generate({"--max-tokens", "24", "--json"});
+    ASSERT_EQ(whole.exit_code, 0) << whole.err;
+    EXPECT_EQ(lines_of(whole.out).front()["tokens"], 24);
+    EXPECT_EQ(generate({"--max-tokens", "9", "--save-session", session}).exit_code, 0);
+    EXPECT_EQ(generate({"--max-tokens", "9", "--load-session", session}).exit_code, 0);
+    EXPECT_EQ(generate({"--max-tokens", "9", "--weights", "int8"}).exit_code, 0);
+
+    config["num_experts"] = 4;
+    nn::write_family_folder(other.path(), config, nn::random_family_tensors(config, "model.", 4), false, true);
+    const auto refused = generate({});
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_NE(refused.err.find("num_experts"), std::string::npos) << refused.err;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,93 @@
+// The engine over models of families, whose texts take pages.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "efla/data/tokenizers/tokenizer.h"
+#include "tests/engine/recorder.h"
+#include "tests/nn/random_family.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::engine {
+namespace {
+
+// A folder with a small model whose tokens are bytes and some rows of padding.
+class FamilyEngine : public testing::TestWithParam<bool> {
+ protected:
+  FamilyEngine() {
+    auto config = nn::random_family_config(GetParam(), 11);
+    config["vocab_size"] = 300;
+    config["layer_types"] = {"linear_attention", "full_attention", "linear_attention", "full_attention"};
+    config["num_hidden_layers"] = 4;
+    nn::write_family_folder(folder.path(), config, nn::random_family_tensors(config, "model.", 12), false, false);
+  }
+  std::unique_ptr<Engine> engine(const EngineOptions& options = {}) const {
+    return load_engine(folder.path(), data::load_tokenizer("bytes"), options);
+  }
+  static Request drawn(std::int64_t i) {
+    auto request = request_of(std::string(static_cast<std::size_t>(1 + i * 37 % 150), static_cast<char>('a' + i)), 9);
+    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
+    request.sampling.seed = static_cast<std::uint64_t>(i);
+    return request;
+  }
+
+  const test::TempFolder folder;
+};
+
+TEST_P(FamilyEngine, TextsTogetherAreTheTextsAlone) {
+  std::vector<Record> alone;
+  {
+    const auto one = engine({.cache_memory = 0, .draft_tokens = 0, .threads = 1});
+    for (std::int64_t i = 0; i < 12; ++i) alone.push_back(reply(*one, drawn(i)));
+  }
+  for (const std::int64_t step_tokens : {64, 512}) {
+    const auto together = engine({.step_tokens = step_tokens, .threads = 2});
+    for (int round = 0; round < 2; ++round) {  // the second one begins from the prefix cache
+      std::vector<std::shared_ptr<Recorder>> recorders;
+      for (std::int64_t i = 0; i < 12; ++i) {
+        recorders.push_back(std::make_shared<Recorder>());
+        together->submit(drawn(i), recorders.back());
+      }
+      for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(recorders[i]->record(), alone[i]) << i;
+    }
+    EXPECT_GT(together->statistics().cache_hits, 0U);
+  }
+  for (const auto& record : alone) {
+    for (const auto id : record.ids) EXPECT_LT(id, 258);  // padding rows are not drawn
+  }
+}
+
+TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
+  const auto first = engine(), second = engine();
+  auto request = drawn(5);
+  request.save_as = "text";
+  request.to_be_continued = true;
+  const auto begun = reply(*first, request);
+  first->fork("text", "other");
+  second->load("text", first->save("text"));
+  auto more = drawn(5);
+  more.prompt.clear();
+  more.session = "text";
+  more.sampling.draws = first->session("text").draws;
+  auto whole = drawn(5);
+  whole.max_tokens *= 2;
+  const auto expected = reply(*first, whole);
+  const auto rest = reply(*second, more);
+  auto ids = begun.ids;
+  ids.insert(ids.end(), rest.ids.begin(), rest.ids.end());
+  EXPECT_EQ(ids, expected.ids);
+  more.session = "other";
+  EXPECT_EQ(reply(*first, more).ids, rest.ids);
+  EXPECT_GT(first->info().token_bytes, 0U);
+  test::expect_error([&] { engine({.on_gpu = true}); }, "device", "cpu");
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyEngine, testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "olmo_hybrid" : "qwen3_5_text"); });
+
+}  // namespace
+}  // namespace efla::engine
