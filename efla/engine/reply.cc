@@ -123,9 +123,9 @@ std::int64_t Reply::state_tokens() const {
 }
 
 std::int64_t Reply::most_tokens() const {
-  const auto end_turn =
-      request.end_turn ? static_cast<std::int64_t>(request.end_turn->size()) : 0;  // at most a token per byte
-  return state_tokens() + std::ssize(ids_) + request.max_tokens + end_turn;
+  constexpr std::int64_t kMostDrawn = std::int64_t{1} << 40;                           // more than any text has
+  const std::int64_t end_turn = request.end_turn ? std::ssize(*request.end_turn) : 0;  // at most a token per byte
+  return state_tokens() + std::ssize(ids_) + std::min(request.max_tokens, kMostDrawn) + end_turn;
 }
 
 std::span<const std::int32_t> Reply::draft(std::int64_t most) {
