@@ -8,6 +8,9 @@
 
 #include "cli/commands.h"
 #include "cli/support/environment.h"
+#ifdef EFLA_TORCH
+#include "cli/support/model_description.h"
+#endif
 #include "efla/io/json.h"
 #include "efla/ops/gpu.h"
 
@@ -49,16 +52,28 @@ void print_text(const nlohmann::ordered_json& all) {
 }  // namespace
 
 void add_info(CLI::App& program) {
-  auto* command =
-      program.add_subcommand("info", "Print the version, the processor, and what the program was built with");
+  auto* command = program.add_subcommand(
+      "info", "Print the version, the processor, and what the program was built with; or describe a model");
   auto json = std::make_shared<bool>(false);
+  auto model = std::make_shared<std::string>();
+#ifdef EFLA_TORCH
+  command->add_option("MODEL", *model, "Folder of a model, or of a run of efla train lm: describe it instead");
+#endif
   command->add_flag("--json", *json, "Print one JSON object");
-  command->callback([json] {
+  command->callback([json, model] {
+#ifdef EFLA_TORCH
+    const auto all = model->empty() ? environment() : model_description(*model);
+#else
     const auto all = environment();
+#endif
     if (*json) {
       fmt::print("{}", io::to_json_text(all));
-    } else {
+    } else if (model->empty()) {
       print_text(all);
+    } else {
+      for (const auto& [name, value] : all.items()) {
+        fmt::print("{:<20}{}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+      }
     }
   });
 }

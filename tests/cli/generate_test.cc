@@ -325,11 +325,23 @@ TEST_F(GenerateCommand, Mistakes) {
                               "vocabulary"));
 }
 
+TEST_F(GenerateCommand, InfoDescribesAModel) {
+  const auto info = run_program({"info", model(), "--json"});
+  ASSERT_EQ(info.exit_code, 0) << info.err;
+  const auto all = json::parse(info.out);
+  EXPECT_EQ(all["parameters"], tiny_model().parameter_count());
+  EXPECT_EQ(all["bytes_per_token"], 0);
+  EXPECT_EQ(all["weight_bytes"], 4 * tiny_model().parameter_count());
+  EXPECT_EQ(run_program({"info", "no-such-folder"}).exit_code, 2);
+}
+
 TEST_F(GenerateCommand, ContinuesTextsWithModelsOfFamilies) {
   for (const bool olmo : {false, true}) {
     const TempFolder other;
     auto config = nn::random_family_config(olmo, 3);
     config["vocab_size"] = 260;
+    config["layer_types"] = {"linear_attention", "full_attention", "linear_attention"};
+    config["num_hidden_layers"] = 3;
     nn::write_family_folder(other.path(), config, nn::random_family_tensors(config, "model.", 4), false, true);
     const Arguments command{"generate", other.path().string(), "--tokenizer", "bytes", "--prompt", "ab"};
     const auto generate = [&](const Arguments& more) {
@@ -337,6 +349,10 @@ TEST_F(GenerateCommand, ContinuesTextsWithModelsOfFamilies) {
       all.insert(all.end(), more.begin(), more.end());
       return run_program(all);
     };
+    const auto info = run_program({"info", other.path().string(), "--json"});
+    ASSERT_EQ(info.exit_code, 0) << info.err;
+    EXPECT_EQ(json::parse(info.out)["model_type"], olmo ? "olmo_hybrid" : "qwen3_5");
+    EXPECT_GT(json::parse(info.out)["bytes_per_token"], 0);
     const auto session = other.file("session");
     const auto whole = generate({"--max-tokens", "24", "--json"});
     ASSERT_EQ(whole.exit_code, 0) << whole.err;
