@@ -1,6 +1,7 @@
 // Families of hybrid models as Hugging Face's transformers saves them: layers of the delta rule, and layers of softmax
 // attention between them. A family is a description, which the readers of the configuration (family_config.h) and of
-// the weights (family_weights.h) follow; the model (family_model.h) knows no family.
+// the weights (family_weights.h) follow; the model (family_model.h) knows no family. docs/extending.md says how to add
+// a family.
 #pragma once
 
 #include <optional>
