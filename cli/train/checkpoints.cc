@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,11 +18,13 @@
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
+#include "efla/base/threads.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/content_error.h"
 #include "efla/io/file.h"
 #include "efla/io/output_folder.h"
 #include "efla/io/safetensors/safetensors.h"
+#include "efla/nn/families/family_model.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
@@ -94,18 +97,48 @@ torch::Tensor read_ids(const std::string& path) {
   return tensor;
 }
 
-void run_logits(const Arguments& arguments) {
-  check_output_file("logits", "--out", arguments.out, arguments.ids);
-  const torch::Device device = choose_device("logits", arguments.device);
-  const auto ids = read_ids(arguments.ids).to(device);
-  report_ignored_checkpoints("logits", arguments.model);
-  const auto model = nn::load_language_model(arguments.model, device);
+// Returns the logits [B, T, vocabulary] of a model of a family, one sequence at a time.
+torch::Tensor family_logits(const std::string& folder, const torch::Tensor& ids) {
+  nn::FamilyModel model(folder, nn::WeightType::float32);
+  const std::int64_t vocab = model.config().vocab_size, tokens = ids.size(1);
+  if (ids.numel() > 0 && (ids.min().item<std::int64_t>() < 0 || ids.max().item<std::int64_t>() >= vocab)) {
+    throw Error("logits", "--ids", "a token outside of the vocabulary", "0 to " + std::to_string(vocab - 1));
+  }
+  const auto logits = torch::empty({ids.size(0), tokens, vocab});
+  ThreadPool pool(available_processors());
+  nn::RowBuffer buffer;
+  model.make_slots(1);
+  for (std::int64_t b = 0; b < ids.size(0) && tokens > 0; ++b) {
+    const auto* first = ids[b].data_ptr<std::int64_t>();
+    const std::vector<std::int32_t> row(first, first + tokens);
+    const nn::TextRun run{.tokens = tokens};
+    const auto hidden = buffer.rows(tokens, model.config().hidden_size);
+    model.clear(0);
+    model.advance(row, std::span(&run, 1), hidden, pool);
+    model.logits(hidden, View<float, 2>::contiguous(logits[b].data_ptr<float>(), {tokens, vocab}), pool);
+  }
+  return logits;
+}
+
+// Returns the logits of efla's own model.
+torch::Tensor own_logits(const std::string& folder, const torch::Tensor& ids, torch::Device device) {
+  const auto model = nn::load_language_model(folder, device);
   const torch::NoGradGuard no_grad;
   const auto logits = torch::empty({ids.size(0), ids.size(1), model->config().vocab_size});
   // Computes one sequence at a time, so that the activations need the memory of one.
   for (std::int64_t b = 0; b < ids.size(0); ++b) {
     logits.narrow(0, b, 1).copy_(model->logits(ids.narrow(0, b, 1)));
   }
+  return logits;
+}
+
+void run_logits(const Arguments& arguments) {
+  check_output_file("logits", "--out", arguments.out, arguments.ids);
+  const torch::Device device = choose_device("logits", arguments.device);
+  const auto ids = read_ids(arguments.ids);
+  report_ignored_checkpoints("logits", arguments.model);
+  const auto logits = nn::is_family_folder(arguments.model) ? family_logits(arguments.model, ids)
+                                                            : own_logits(arguments.model, ids.to(device), device);
   const auto entry = nn::named_tensor("logits", logits);
   io::write_safetensors(arguments.out, std::span(&entry, 1));
 }

@@ -1,4 +1,5 @@
 // efla generate as a user meets it: prompts, sessions, dialogues, Ctrl-C, and mistakes.
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -9,6 +10,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/engine/tiny_model.h"
+#include "tests/nn/family_reference.h"
 #include "tests/nn/random_family.h"
 #include "tests/support/program.h"
 
@@ -367,6 +369,37 @@ TEST_F(GenerateCommand, ContinuesTextsWithModelsOfFamilies) {
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_NE(refused.err.find("num_experts"), std::string::npos) << refused.err;
   }
+}
+
+TEST_F(GenerateCommand, LogitsOfAModelOfAFamily) {
+  const TempFolder other;
+  const auto config = nn::random_family_config(false, 5);
+  nn::write_family_folder(other.path(), config, nn::random_family_tensors(config, "model.", 6), true, false);
+  const std::vector<std::int64_t> ids{3, 1, 4, 1, 5, 9, 2, 6};
+  const auto write_ids = [&](const std::vector<std::int64_t>& all) {
+    const io::ByteView bytes(reinterpret_cast<const std::uint8_t*>(all.data()), all.size() * sizeof(all[0]));
+    const std::vector entries{io::NamedTensor{"input_ids", io::TensorType::I64, {2, 4}, bytes}};
+    io::write_safetensors(other.file("ids"), entries);
+  };
+  write_ids(ids);
+  const Arguments command{"logits", other.path().string(), "--ids",    other.file("ids"),
+                          "--out",  other.file("out"),     "--device", "cpu"};
+  const auto result = run_program(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const io::SafetensorsFile file(other.file("out"));
+  std::vector<float> got(file.find("logits")->bytes.size() / sizeof(float));
+  std::memcpy(got.data(), file.find("logits")->bytes.data(), file.find("logits")->bytes.size());
+  const nn::FamilyReference reference(other.path());
+  auto expected = reference.logits({3, 1, 4, 1});
+  const auto second = reference.logits({5, 9, 2, 6});
+  expected.insert(expected.end(), second.begin(), second.end());
+  ASSERT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << i;
+
+  write_ids({1, 2, 3, 4, 5, 6, 7, 1 << 20});
+  const auto refused = run_program(command);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--ids"), std::string::npos) << refused.err;
 }
 
 }  // namespace
