@@ -101,14 +101,15 @@ struct Pace {
 
 class Generate {
  public:
-  Generate(const GenerateArguments& arguments, engine::Engine& engine)
-      : arguments_(arguments), engine_(engine), info_(engine.info()), tokenizer_(*info_.tokenizer) {}
+  // prompts: of the file, if one is given.
+  Generate(const GenerateArguments& arguments, const std::vector<std::string>& prompts, engine::Engine& engine)
+      : arguments_(arguments), prompts_(prompts), engine_(engine), info_(engine.info()), tokenizer_(*info_.tokenizer) {}
 
   void run() {
     if (!arguments_.load.empty()) load();
     if (arguments_.seed) seed_ = *arguments_.seed;
     if (!arguments_.prompts.empty()) {
-      reply_to_each(read_prompts(arguments_.prompts));
+      reply_to_each(prompts_);
     } else if (arguments_.interactive) {
       converse();
     } else {
@@ -192,12 +193,15 @@ class Generate {
     return running;
   }
 
-  // Prints the text of a reply as it comes. Interrupts `all` when the user wants it.
-  void follow(const Running& running, const std::vector<Running>& all) {
+  // Prints the text of a reply as it comes, after a header, which a reply that never begins does not get. Interrupts
+  // `all` when the user wants it.
+  void follow(const Running& running, const std::vector<Running>& all, std::string header = {}) {
     constexpr std::chrono::milliseconds kPause{50};
+    const auto print_header = [&] { fmt::print("{}", std::exchange(header, {})); };
     while (running.receiver->end() == nullptr) {
       const std::string text = running.receiver->wait(kPause);
       if (!arguments_.json && !text.empty()) {
+        print_header();
         fmt::print("{}", text);
         flush_standard_output();
       }
@@ -206,6 +210,8 @@ class Generate {
       }
     }
     const auto& end = *running.receiver->end();
+    if (end.reason == engine::FinishReason::cancelled && all.size() > 1) return;
+    print_header();
     if (end.reason == engine::FinishReason::error) {
       if (error_.empty()) error_ = end.error;
     } else {
@@ -245,10 +251,7 @@ class Generate {
     std::vector<Running> all;
     for (std::size_t i = 0; i < prompts.size(); ++i) all.push_back(submit(prompts[i], std::move(ids[i]), i, false));
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const auto* end = all[i].receiver->end();
-      if (end != nullptr && end->reason == engine::FinishReason::cancelled) continue;  // it had not begun
-      if (!arguments_.json) fmt::print("{}==> prompt {} <==\n", i > 0 ? "\n" : "", i + 1);
-      follow(all[i], all);
+      follow(all[i], all, arguments_.json ? "" : fmt::format("{}==> prompt {} <==\n", i > 0 ? "\n" : "", i + 1));
     }
   }
 
@@ -306,6 +309,7 @@ class Generate {
   }
 
   const GenerateArguments& arguments_;
+  const std::vector<std::string>& prompts_;
   engine::Engine& engine_;
   const engine::EngineInfo info_;
   const data::Tokenizer& tokenizer_;
@@ -334,13 +338,14 @@ void run(const GenerateArguments& arguments) {
   options.keep_sessions = !arguments.save.empty() || !arguments.load.empty();
   options.state_memory = options.session_memory = engine::kNoBound;
   options.cache_memory = 0;
-  options.max_texts = arguments.prompts.empty() ? 1 : kTogether;
+  const auto prompts = arguments.prompts.empty() ? std::vector<std::string>() : read_prompts(arguments.prompts);
+  options.max_texts = std::clamp<std::int64_t>(std::ssize(prompts), 1, kTogether);
   options.draft_tokens = arguments.draft_tokens;
   options.step_time = std::chrono::seconds(1);  // between two looks at an interrupt
   options.max_queue = std::numeric_limits<std::int64_t>::max();
   options.threads = arguments.threads;
   const auto engine = engine::load_engine(arguments.model, std::move(tokenizer), options);
-  Generate(arguments, *engine).run();
+  Generate(arguments, prompts, *engine).run();
 }
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {

@@ -23,9 +23,11 @@ class ReplyReceiver final : public engine::Listener {
   }
   void finish(const engine::Finish& finish) override {
     const std::lock_guard lock(mutex_);
-    finish_ = finish;
-    add(finish.text);
+    finish_.emplace().reason = engine::FinishReason::error;  // and not another reason without memory for the rest
+    finish_->error = "no memory";
     changed_.notify_all();
+    add(finish.text);
+    *finish_ = finish;
   }
 
   // Waits for the next text, at most this long. Returns the text since the last call.

@@ -63,7 +63,7 @@ struct Histogram {
 
 struct Statistics {
   std::int64_t slots = 0;                // of state_memory; a request has one or two
-  std::int64_t running = 0, queued = 0;  // requests that have a slot, and that wait for one
+  std::int64_t running = 0, queued = 0;  // replies that have a slot, and that wait for one
   std::int64_t sessions = 0;             // stored
   std::size_t slot_bytes = 0;            // of one slot
   std::size_t session_bytes = 0;         // of stored sessions in memory
@@ -76,7 +76,7 @@ struct Statistics {
   std::uint64_t prompt_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
   std::uint64_t drafted_tokens = 0, accepted_tokens = 0;   // tokens of replies' drafts: all, and the drawn ones
   std::uint64_t steps = 0;                                 // of the engine's loop
-  std::map<FinishReason, std::uint64_t> finished;          // requests by reason
+  std::map<FinishReason, std::uint64_t> finished;          // replies by reason
   Histogram queue_seconds;                                 // from submit to a slot
   Histogram first_token_seconds;                           // from submit to the first token
   Histogram between_tokens_seconds;                        // from a token to the next of the same reply

@@ -50,7 +50,8 @@ Room room_of(const EngineOptions& options, const EngineModel& model) {
   const bool grows = text.page > 0, bounded = options.state_memory != kNoBound;
   const auto most = static_cast<std::size_t>(std::min(options.max_texts, kMostSlots));
   const std::size_t constants = options.state_memory / (grows ? 2 : 1);
-  const std::size_t slots = text.constant == 0 ? most : std::clamp<std::size_t>(constants / text.constant, 1, most);
+  std::size_t slots = text.constant == 0 ? most : std::clamp<std::size_t>(constants / text.constant, 1, most);
+  if (grows) slots = std::clamp<std::size_t>((options.state_memory - slots * text.constant) / text.page, 1, slots);
   const std::size_t states = bounded ? options.state_memory : slots * text.constant;
   const std::size_t sessions = options.session_memory == kNoBound ? 0 : options.session_memory;
   std::pair largest{model.capabilities().in_process ? states : 0, "state_memory"};
@@ -145,6 +146,7 @@ void LocalEngine::check(const Request& request, std::size_t replies) const {
   require(slots_of(request) <= statistics_.slots, "state_memory", options_.state_memory,
           "at least the bytes of two states, because the stored text may end before a stop string");
   require(request.rewind >= 0, "rewind", request.rewind, "a count of tokens");
+  require(replies >= 1, "listeners", replies, "at least one");
   require(replies == 1 || request.save_as.empty(), "save_as", std::to_string(replies) + " replies",
           "one reply to store");
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
@@ -164,7 +166,8 @@ bool LocalEngine::uses_cache(const Reply& reply) const {
 
 // Throws QueueFull unless the queue has room for `places` requests. mutex_ must be held.
 void LocalEngine::require_places(std::int64_t places) const {
-  const auto waiting = static_cast<std::int64_t>(waiting_.size());
+  std::int64_t waiting = 0;
+  for (const auto& reply : waiting_) waiting += reply->replies();
   if (places == 0 || places <= options_.max_queue - waiting) return;
   throw QueueFull("engine: " + std::to_string(waiting) + " requests wait already");
 }
@@ -201,10 +204,12 @@ RequestId LocalEngine::submit(Request request, std::vector<std::shared_ptr<Liste
       throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
                          "a session that no request advances");
     }
+    Replies queued;
+    queued.push_back(std::move(reply));
     const std::lock_guard lock(mutex_);
     require_places(places);
     alive_[id] = replies;
-    waiting_.push_back(std::move(reply));
+    waiting_.splice(waiting_.end(), queued);
   } catch (...) {
     if (!save_as.empty()) store_.release(save_as, nullptr, false);
     throw;
@@ -235,7 +240,6 @@ Statistics LocalEngine::statistics() const {
 
 // Ends requests that were cancelled, interrupted, or have missed their deadline.
 void LocalEngine::end_asked_and_late() {
-  Replies over;
   {
     const std::lock_guard lock(mutex_);
     const auto now = Clock::now();
@@ -251,14 +255,13 @@ void LocalEngine::end_asked_and_late() {
       }
       return reply.ended();
     };
+    for (auto& reply : running_) end_if_asked(*reply);
     for (auto it = waiting_.begin(); it != waiting_.end();) {
       const auto next = std::next(it);
-      if (end_if_asked(**it)) over.splice(over.end(), waiting_, it);
+      if (end_if_asked(**it)) running_.splice(running_.begin(), waiting_, it);
       it = next;
     }
-    for (auto& reply : running_) end_if_asked(*reply);
   }
-  running_.splice(running_.begin(), over);
   for (auto it = running_.begin(); it != running_.end();) {
     const auto next = std::next(it);
     if ((*it)->ended()) end(it);
@@ -348,7 +351,10 @@ void LocalEngine::begin(Reply& reply) {
   } else {
     restore(reply.slot, reply.from().get());
   }
-  reply.store_after = plan.store_after;
+  const auto cut = static_cast<std::size_t>(capabilities_.cut_tokens / nn::kCutTokens);
+  for (const auto beginning : plan.store_after) {  // where the model may cut the prompt
+    if (beginning >= cut) reply.store_after.push_back(beginning / cut * cut);
+  }
   reply.last_served = schedule_.served(reply.request.client);
   reply.begin_echo();
   {
@@ -361,6 +367,7 @@ void LocalEngine::begin(Reply& reply) {
   }
   if (reply.forked() != nullptr) {
     auto logits = reply.forked()->logits;
+    reply.forget_fork();
     take(reply, reply.outcome_of(logits, drawable_, std::nullopt));
   }
   reply.end_if_read();

@@ -243,8 +243,12 @@ void LocalEngine::draw_by_model(std::span<const Row> rows, bool ahead) {
 void LocalEngine::take(Reply& reply, const Outcome& outcome) {
   reply.flush_echo();
   const auto before = reply.last_token;
-  reply.take(outcome, info_.ends);
-  if (!outcome.error.empty()) return;
+  try {
+    reply.take(outcome, info_.ends);
+  } catch (const std::exception& error) {  // no memory for the token
+    reply.fail(error);
+  }
+  if (reply.has_failed()) return;
   if (reply.must_keep_state()) reply.drafting() ? reply.cut_draft() : keep_state(reply);
   const std::lock_guard lock(mutex_);
   if (!before) {
@@ -258,8 +262,11 @@ void LocalEngine::cache_states(const Step& step) {
   for (Reply* reply : step.replies) {
     for (const std::size_t beginning : reply->store_after) {
       if (beginning * nn::kCutTokens != reply->ids_fed()) continue;
-      cache_.put(reply->beginnings[beginning - 1], reply->ids_fed(),
-                 std::make_shared<const State>(model_->state(reply->slot)));
+      try {
+        cache_.put(reply->beginnings[beginning - 1], reply->ids_fed(),
+                   std::make_shared<const State>(model_->state(reply->slot)));
+      } catch (const std::bad_alloc&) {  // the state is only not cached
+      }
     }
   }
 }

@@ -150,11 +150,11 @@ class GpuModel final : public StepModel {
   }
 
   // Copies the states of texts that are not among these runs from their rows to their slots.
-  void leave_rows(std::span<const nn::TextRun> runs) override {
+  void leave_rows(std::span<const nn::TextRun> staying) override {
     Copies copies;
     for (const auto slot : std::vector(slot_of_)) {
       const auto is_own = [&](const nn::TextRun& run) { return run.slot == slot; };
-      if (slot < 0 || std::ranges::any_of(runs, is_own)) continue;
+      if (slot < 0 || std::ranges::any_of(staying, is_own)) continue;
       copies.add(current(slot), slot_tensors(slot));
       drop(slot);
     }

@@ -28,7 +28,7 @@ class StepModel : public EngineModel {
   // Gives each of these texts a row, and returns the number of rows.
   virtual std::int64_t take_rows(std::span<const nn::TextRun> runs) = 0;
   // Takes the rows away from texts that are not among these.
-  virtual void leave_rows(std::span<const nn::TextRun> others) = 0;
+  virtual void leave_rows(std::span<const nn::TextRun> staying) = 0;
   // Decodes a token of each row; ids [rows] on the device. The next call may overwrite the output, whose `likeliest` is
   // only for models that draw.
   virtual nn::GpuDecoder::Output step(const torch::Tensor& ids) = 0;

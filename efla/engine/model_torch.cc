@@ -17,7 +17,7 @@ namespace {
 using nn::LanguageModelState;
 using torch::Tensor;
 
-constexpr std::int64_t kPageTokens = 64;
+constexpr std::int64_t kPageTokens = 256;   // the least room of a cache of keys and values
 constexpr std::int64_t kReadTokens = 2048;  // of a prompt per call of the layers
 
 std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
@@ -61,7 +61,7 @@ class TorchModel final : public StepModel {
     row_of_.assign(static_cast<std::size_t>(slots), -1);
   }
   void clear(std::int64_t slot) override {
-    drop(slot);
+    leave_row(slot);
     state_of(slot) = model_->initial_state(1);
   }
   void set(std::int64_t slot, std::int64_t tokens, const std::function<void(std::span<float> state)>& write) override {
@@ -80,13 +80,13 @@ class TorchModel final : public StepModel {
         tokens);
   }
   void copy(std::int64_t from, std::int64_t to) override {
-    drop(to);
+    leave_row(to);
     state_of(to) = current(from);
   }
   void drop(std::int64_t slot) override {
-    auto& row = row_of_[static_cast<std::size_t>(slot)];
-    if (row >= 0) slot_of_[static_cast<std::size_t>(row)] = -1;
-    row = -1;
+    leave_row(slot);
+    state_of(slot) = {};
+    if (std::ranges::all_of(slot_of_, [](std::int64_t other) { return other < 0; })) joined_ = {};
   }
   std::vector<float> state(std::int64_t slot) override {
     std::vector<float> all;
@@ -117,15 +117,20 @@ class TorchModel final : public StepModel {
     return row < 0 || !decoder_ ? own.clone() : joined_.row(row, own.tokens);
   }
 
-  // Takes a text out of the step.
+  void leave_row(std::int64_t slot) {
+    auto& row = row_of_[static_cast<std::size_t>(slot)];
+    if (row >= 0) slot_of_[static_cast<std::size_t>(row)] = -1;
+    row = -1;
+  }
+  // Takes a text out of the step, with its state.
   void leave(std::int64_t slot) {
     if (decoder_) state_of(slot) = current(slot);
-    drop(slot);
+    leave_row(slot);
   }
-  void leave_rows(std::span<const nn::TextRun> others) override {
+  void leave_rows(std::span<const nn::TextRun> staying) override {
     for (const auto slot : std::vector(slot_of_)) {
       const auto is_own = [&](const nn::TextRun& run) { return run.slot == slot; };
-      if (slot >= 0 && std::ranges::none_of(others, is_own)) leave(slot);
+      if (slot >= 0 && std::ranges::none_of(staying, is_own)) leave(slot);
     }
   }
 
@@ -144,8 +149,14 @@ class TorchModel final : public StepModel {
       slot_of_.push_back(run.slot);
       states.push_back(&state_of(run.slot));
     }
-    if (decoder_) joined_ = LanguageModelState::joined(states);
+    if (decoder_) join(states);
     return std::ssize(slot_of_);
+  }
+
+  // Joins the states of the rows, whose slots keep only the numbers of their tokens.
+  void join(const std::vector<const LanguageModelState*>& states) {
+    joined_ = LanguageModelState::joined(states);
+    for (const auto slot : slot_of_) state_of(slot) = {1, state_of(slot).tokens, {}};
   }
 
   nn::GpuDecoder::Output step(const Tensor& ids) override {

@@ -75,8 +75,8 @@ void PrefixCache::put(const std::string& name, std::size_t tokens, std::shared_p
     bytes_ -= least->second.state->size() * sizeof(float);
     entries_.erase(least);
   }
+  entries_.emplace(name, Entry{std::move(state), tokens, 0, now_});
   bytes_ += size;
-  entries_[name] = {std::move(state), tokens, 0, now_};
 }
 
 }  // namespace efla::engine

@@ -59,6 +59,8 @@ std::list<std::unique_ptr<Reply>> Reply::fork(std::shared_ptr<const ForkedPrompt
     others.push_back(std::make_unique<Reply>(id, std::move(made), std::vector{listeners_[i]}, from_, std::nullopt,
                                              tokenizer_, 8 * std::ssize(seen_.bits())));
     others.back()->forked_ = prompt;
+    others.back()->is_fork_ = true;
+    others.back()->submitted = submitted;
   }
   listeners_.resize(1);
   return others;
@@ -317,10 +319,10 @@ Reply::Before Reply::close() {
 Usage Reply::usage() const {
   Usage all = usage_;
   if (closed_) return all;
-  all.prompt_tokens = forked_ ? 0 : static_cast<std::int64_t>(prompt_tokens_);
+  all.prompt_tokens = is_fork_ ? 0 : static_cast<std::int64_t>(prompt_tokens_);
   all.cached_tokens = static_cast<std::int64_t>(cached_);
   all.completion_tokens = std::ssize(reply_);
-  all.prefilled_tokens = forked_ ? 0 : static_cast<std::int64_t>(ids_fed_ - cached_);
+  all.prefilled_tokens = is_fork_ ? 0 : static_cast<std::int64_t>(ids_fed_ - cached_);
   all.decoded_tokens = static_cast<std::int64_t>(decoded_);
   return all;
 }
@@ -343,7 +345,7 @@ void Reply::fail(const std::exception& failure) noexcept {
 
 void Reply::finish(std::size_t state_bytes) {
   from_.reset();  // because the listener may delete the session and expect its file to be gone
-  try {
+  const auto call_finish = [&](Listener& listener, bool first) {
     Finish result;
     result.reason = reason_;
     result.text = tail_;
@@ -351,16 +353,18 @@ void Reply::finish(std::size_t state_bytes) {
     if (reason_ == FinishReason::stop && !text_.stopped()) result.stop_id = reply_.back();
     result.error = error_;
     result.no_memory = no_memory_;
-    result.usage = usage();
+    if (first) result.usage = usage();
     result.state_bytes = state_bytes;
     result.queue_ms = queue_ms;
     result.first_token_ms = first_token_ms;
     result.total_ms = ms_since(submitted);
-    for (const auto& listener : listeners_) {
-      listener->finish(result);
-      result.usage = {};  // of the first reply alone
+    listener.finish(result);
+  };
+  for (const auto& listener : listeners_) {
+    try {
+      call_finish(*listener, listener == listeners_.front());
+    } catch (const std::exception&) {  // the request has ended anyway
     }
-  } catch (const std::exception&) {  // the request has ended anyway
   }
 }
 

@@ -71,7 +71,7 @@ class Reply {
 
   const RequestId id;
   Request request;  // without the prompt, which ids() has
-  const Clock::time_point submitted = Clock::now();
+  Clock::time_point submitted = Clock::now();
 
   // Returns the ids before the reply that the state has not seen at the start: pending ids, then the prompt. All are
   // prefilled, except that a pending id without a prompt is decoded, and that without a reply the last id stays
@@ -125,6 +125,8 @@ class Reply {
   std::list<std::unique_ptr<Reply>> fork(std::shared_ptr<const ForkedPrompt> prompt);
   // Returns what this reply starts from, if `fork` has made it.
   const ForkedPrompt* forked() const { return forked_.get(); }
+  // Frees the memory of what it starts from.
+  void forget_fork() { forked_.reset(); }
 
   // Drafts at most `most` tokens to follow next_id(), by prompt lookup.
   std::span<const std::int32_t> draft(std::int64_t most);
@@ -188,6 +190,7 @@ class Reply {
   std::vector<std::shared_ptr<Listener>> listeners_;
   std::shared_ptr<const StoredText> from_;
   std::shared_ptr<const ForkedPrompt> forked_;
+  bool is_fork_ = false;
   const std::optional<Replay> replay_;
   const data::Tokenizer& tokenizer_;
   std::size_t prompt_tokens_;

@@ -50,7 +50,8 @@ struct Request {
   bool disposable = false;  // the stored session may be dropped where room is needed, the longest unused first, and
                             // cannot be rewound
   // Numbers of prompt tokens after which a state is worth room in the prefix cache. For each of them the cache keeps
-  // the state after the largest multiple of 64 tokens up to it.
+  // the state after the largest number of tokens up to it at which the model may cut a prompt, such as a multiple
+  // of 64.
   std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   RequestSampling sampling = {};

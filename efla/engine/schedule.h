@@ -58,7 +58,7 @@ class Schedule {
   // Returns the most tokens of each draft in a step that decodes this many texts.
   std::int64_t most_drafted(std::int64_t texts) const;
 
-  // Removes the times of clients without a request, so that there is a bound to them.
+  // Removes the times of clients that have no request running, so that there is a bound to them.
   void forget_clients(const std::function<bool(const std::string&)>& has_request);
 
  private:

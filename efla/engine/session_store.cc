@@ -83,12 +83,18 @@ void SessionStore::drop_surplus() {
 }
 
 void SessionStore::store(const std::string& name, std::shared_ptr<StoredText> text, bool disposable) {
-  if (const auto old = entries_.find(name); old != entries_.end()) drop(old);
   text->for_each_part([&](auto& part) { part.count(bytes_); });
   text->counted.count(bytes_, text->record_bytes());
-  entries_[name] = {std::move(text), ++now_, disposable};
-  in_memory_[now_] = name;
-  if (disposable) disposable_[now_] = name;
+  const auto used = ++now_;
+  Entries entry;
+  entry[name] = {std::move(text), used, disposable};
+  std::map<std::uint64_t, std::string> in_memory{{used, name}}, disposables;
+  if (disposable) disposables[used] = name;
+  // Nothing throws from here on, so that an older text is lost only for a new one.
+  if (const auto old = entries_.find(name); old != entries_.end()) drop(old);
+  entries_.merge(entry);
+  in_memory_.merge(in_memory);
+  disposable_.merge(disposables);
   drop_surplus();
 }
 

@@ -67,8 +67,9 @@ class SessionStore {
   // Reserves a name for a request that will store this many bytes under it, until release.
   void reserve(const std::string& name, std::size_t bytes);
   // Stores the text, unless it is null, and ends the reservation. With a folder reservations together may promise more
-  // than the bound: the longest unused texts then move to files. Throws nothing: a text stays in memory where writing
-  // its file fails, and the next caller that needs room gets the IoError.
+  // than the bound: the longest unused texts then move to files. A text stays in memory where writing its file fails,
+  // and the next caller that needs room gets the IoError. Throws std::bad_alloc without memory for the entry; an older
+  // text of the name then stays.
   void release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable);
 
   std::vector<SessionInfo> list() const;

@@ -256,6 +256,16 @@ TEST(EngineModels, AnInterruptedPromptGoesOn) {
   EXPECT_EQ(reply(*engine, rest).ids, whole.ids);
 }
 
+TEST(EngineModels, TheCacheKeepsStatesWhereTheModelMayCutAPrompt) {
+  const auto engine = torch_engine(shared_model(2, true), false);
+  const auto request = greedy(std::string(5000, 'x'), 3);
+  const auto first = reply(*engine, request);
+  const auto recorder = std::make_shared<Recorder>();
+  engine->submit(request, recorder);
+  EXPECT_EQ(recorder->record(), first);
+  EXPECT_EQ(recorder->end().usage.cached_tokens, 4096);
+}
+
 TEST(EngineModels, RefusesSessionsThatAreNotWhole) {
   const auto model = shared_model(8, true);
   const auto engine = torch_engine(model, false);

@@ -1,5 +1,6 @@
 #include "efla/serve/api/generation.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <random>
@@ -68,12 +69,14 @@ void Generation::prepare() {
 // Returns the bytes that the longest replies take, as texts, as scores and as JSON.
 std::size_t Generation::most_reply_bytes() const {
   constexpr double kTokenBytes = 16, kScoreBytes = 256;  // per token, and per id with a log-probability
+  constexpr double kMost = 1e18;                         // more than any limit
   auto tokens = static_cast<double>(replies()) * static_cast<double>(*request_.max_tokens);
-  if (request_.logprobs < 0) return static_cast<std::size_t>(kTokenBytes * tokens);
-  for (const auto& prompt : prompts_) {
-    if (request_.echo) tokens += static_cast<double>(request_.n) * static_cast<double>(prompt.size());
+  if (request_.logprobs >= 0 && request_.echo) {
+    for (const auto& prompt : prompts_) tokens += static_cast<double>(request_.n) * static_cast<double>(prompt.size());
   }
-  return static_cast<std::size_t>(kScoreBytes * static_cast<double>(1 + request_.logprobs) * tokens);
+  const double bytes =
+      tokens * (request_.logprobs < 0 ? kTokenBytes : kScoreBytes * static_cast<double>(1 + request_.logprobs));
+  return static_cast<std::size_t>(std::min(bytes, kMost));
 }
 
 // Finds or loads the state that the request continues, and names the state that the request leaves.

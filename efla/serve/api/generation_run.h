@@ -94,7 +94,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<std::string> temporary_;
   std::vector<Choice> choices_;
   engine::Usage usage_;
-  std::atomic<std::size_t> left_ = 1;  // requests that are not finished, plus the thread that submits
+  std::atomic<std::size_t> left_ = 1;  // replies that are not finished, plus the thread that submits
   std::mutex mutex_;                   // guards the members that follow
   std::vector<engine::RequestId> ids_;
   bool gone_ = false, failed_ = false, begun_ = false;
