@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +15,6 @@
 #include "efla/nn/families/family_model.h"
 #include "tests/nn/family_reference.h"
 #include "tests/nn/random_family.h"
-#include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::nn {
@@ -254,134 +252,6 @@ TEST_P(RandomFamilies, LogitsOfTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomFamilies, testing::Range(0, 40));
-
-// A folder with a small model of qwen3_5, whose configuration and tensors a test may change.
-struct ChangedFolder {
-  test::TempFolder folder;
-  nlohmann::json config = random_family_config(false, 1);
-  RandomTensors tensors;
-  bool nested = false;
-
-  explicit ChangedFolder(bool olmo = false) : config(random_family_config(olmo, 1)) {
-    config["layer_types"] = {"linear_attention", "full_attention"};
-    config["num_hidden_layers"] = 2;
-    config["tie_word_embeddings"] = false;
-    tensors = random_family_tensors(config, "model.", 1);
-  }
-  void refuse(const std::string& says) {
-    write_family_folder(folder.path(), config, tensors, nested, false);
-    test::expect_bad_content([&] { FamilyModel(folder.path(), WeightType::float32); }, -1, says);
-  }
-  FamilyModel load() {
-    write_family_folder(folder.path(), config, tensors, nested, false);
-    return FamilyModel(folder.path(), WeightType::float32);
-  }
-};
-
-TEST(FamilyConfig, RefusesWhatWouldChangeTheComputation) {
-  const std::vector<std::pair<nlohmann::json, std::string>> changes{
-      {{{"model_type", "qwen3_next"}}, "mixtures of experts"},
-      {{{"model_type", "kimi_linear"}}, "multi-head latent attention"},
-      {{{"model_type", "llama"}}, "model_type: got \"llama\""},
-      {{{"sliding_window", 512}}, "sliding_window"},
-      {{{"num_experts", 8}}, "num_experts"},
-      {{{"attention_bias", true}}, "attention_bias: got true"},
-      {{{"attn_output_gate", false}}, "attn_output_gate: got false"},
-      {{{"hidden_act", "gelu"}}, "hidden_act: got \"gelu\""},
-      {{{"quantization_config", {{"quant_method", "fp8"}}}}, "quantization_config"},
-      {{{"mamba_ssm_dtype", "bfloat16"}}, "mamba_ssm_dtype"},
-      {{{"layer_types", {"linear_attention", "sliding_attention"}}}, "linear_attention and full_attention alone"},
-      {{{"layer_types", {"linear_attention"}}}, "one for each of the 2 layers"},
-      {{{"num_hidden_layers", 0}}, "num_hidden_layers: got 0"},
-      {{{"vocab_size", nullptr}}, "vocab_size"},
-      {{{"head_dim", nullptr}}, "head_dim"},
-      {{{"hidden_size", -5}}, "hidden_size: got -5"},
-      {{{"hidden_size", 1e300}}, "hidden_size"},
-      {{{"num_key_value_heads", 1 << 12}}, "num_key_value_heads"},
-      {{{"linear_num_key_heads", 7}, {"linear_num_value_heads", 8}}, "a multiple of linear_num_key_heads, 7"},
-      {{{"linear_conv_kernel_dim", 9}}, "linear_conv_kernel_dim: got 9"},
-      {{{"rms_norm_eps", 0}}, "rms_norm_eps"},
-      {{{"rope_parameters", nullptr}}, "rope_theta"},
-      {{{"rope_parameters", {{"rope_theta", 1e4}, {"rope_type", "yarn"}}}}, "rope_parameters.rope_type: got \"yarn\""},
-      {{{"rope_parameters", {{"rope_theta", 1e4}, {"factor", 4.0}}}}, "rope_parameters.factor"},
-      {{{"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 1.5}}}}, "from 0 to 1"},
-      {{{"head_dim", 6}, {"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}}, "even number"},
-      {{{"rope_parameters", "linear"}}, "rope_parameters"},
-  };
-  for (const auto& [change, says] : changes) {
-    SCOPED_TRACE(change.dump());
-    ChangedFolder folder;
-    folder.config.update(change);
-    folder.refuse(says);
-  }
-  ChangedFolder folder;
-  folder.nested = true;
-  folder.config["model_type"] = "qwen2";
-  folder.refuse("text_config.model_type: got \"qwen2\"");
-}
-
-TEST(FamilyConfig, TakesWhatDoesNot) {
-  ChangedFolder folder;
-  folder.config.update({{"rope_parameters",
-                         {{"rope_theta", 1e4},
-                          {"mrope_section", {1, 1, 1}},
-                          {"mrope_interleaved", true},
-                          {"partial_rotary_factor", 1.0},
-                          {"rope_type", "default"}}},
-                        {"mtp_num_hidden_layers", 1},
-                        {"full_attention_interval", 4},
-                        {"max_position_embeddings", 4096},
-                        {"attention_dropout", 0.0},
-                        {"eos_token_id", {3, 4}},
-                        {"bos_token_id", nullptr}});
-  EXPECT_EQ(folder.load().config().eos, (std::vector<std::int64_t>{3, 4}));
-  io::write_file_atomically(folder.folder.path() / "generation_config.json", "{\"eos_token_id\": [5, 6]}");
-  EXPECT_EQ(folder.load().config().eos, (std::vector<std::int64_t>{5, 6}));
-  folder.config.erase("layer_types");
-  folder.config["full_attention_interval"] = 2;
-  EXPECT_EQ(folder.load().config().attends, (std::vector<bool>{false, true}));
-}
-
-TEST(FamilyWeights, RefusesTensorsThatAreNotTheModels) {
-  const auto changed = [](const std::string& says, const std::function<void(RandomTensors&)>& change,
-                          bool olmo = false) {
-    ChangedFolder folder(olmo);
-    change(folder.tensors);
-    folder.refuse(says);
-  };
-  const auto rename = [](const std::string& from, const std::string& to) {
-    return [=](RandomTensors& tensors) {
-      auto node = tensors.all.extract(from);
-      node.key() = to;
-      tensors.all.insert(std::move(node));
-    };
-  };
-  const std::string mixer = "model.layers.0.linear_attn.", attention = "model.layers.1.self_attn.";
-  changed("has no tensor " + attention + "q_norm.weight", [&](auto& t) { t.all.erase(attention + "q_norm.weight"); });
-  changed("has a tensor model.extra", [](auto& t) { t.add("model.extra", {1}, 1.0); });
-  changed("nearest: " + mixer + "A_log", [&](auto& t) { t.add(mixer + "A_logs", {1}, 1.0); });
-  changed("neither model.language_model.embed_tokens.weight", rename("model.embed_tokens.weight", "wte.weight"));
-  changed("the form of MLX", [&](auto& t) {
-    auto& shape = t.all.at(mixer + "conv1d.weight").shape;
-    std::swap(shape[1], shape[2]);
-  });
-  changed("expected F32, BF16 or F16", [&](auto& t) {
-    t.all.at(mixer + "dt_bias").shape = {1, 0};
-    t.all.at(mixer + "dt_bias").values.clear();
-  });
-  changed(
-      "rows, expected",
-      [](auto& t) {
-        auto& taps = t.all.at("model.layers.0.linear_attn.k_conv1d.weight");
-        taps.values.resize(taps.values.size() - static_cast<std::size_t>(taps.shape[2]));
-        --taps.shape[0];
-      },
-      true);
-  ChangedFolder folder;
-  folder.tensors.add("mtp.fc.weight", {2, 2}, 1.0);
-  folder.tensors.add("model.visual.patch", {3}, 1.0);
-  EXPECT_EQ(folder.load().skipped_tensors(), 2);
-}
 
 }  // namespace
 }  // namespace efla::nn

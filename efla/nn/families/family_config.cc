@@ -34,7 +34,7 @@ constexpr const char* kTrainingFields[]{
 // Returns a size; where it is absent, `derived` if the family allows that.
 std::int64_t size_of(const Fields& fields, const char* name, std::int64_t largest, const Family& family,
                      std::int64_t derived) {
-  if (family.derives_sizes && fields.find(name) == nullptr) return derived;
+  if (family.derives_sizes && fields.find(name) == nullptr && derived >= 1) return derived;
   return fields.get<std::int64_t>(name, 1, largest);
 }
 
