@@ -330,7 +330,7 @@ void run(const GenerateArguments& arguments) {
   auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
   engine::EngineOptions options;
-  options.on_gpu = choose_device("generate", arguments.device).is_cuda();
+  options.on_gpu = choose_model_device("generate", arguments.device, arguments.model).is_cuda();
   options.weights = arguments.weights;
   if (options.on_gpu && nn::parse_weight_type(options.weights) == nn::WeightType::int8) {
     throw Error("generate", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");

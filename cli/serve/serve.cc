@@ -74,7 +74,7 @@ void run(ServeArguments arguments) {
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
-  engine.on_gpu = choose_device("serve", device).is_cuda();
+  engine.on_gpu = choose_model_device("serve", device, model).is_cuda();
   if (engine.on_gpu && nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
     throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
   }

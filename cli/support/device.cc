@@ -5,6 +5,7 @@
 
 #include "cli/support/print.h"
 #include "efla/base/error.h"
+#include "efla/nn/families/family_config.h"
 #include "efla/ops/gpu.h"
 #include "efla/torch/context.h"
 
@@ -39,6 +40,13 @@ torch::Device choose_device(const std::string& command, const std::string& devic
   libtorch::compute_reproducibly();  // before there are other threads, because it sets a variable of the environment
   print_or_drop(stderr, fmt::format("device: cuda:{}, {}\n", local_rank, gpus[local_rank].name));
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+}
+
+torch::Device choose_model_device(const std::string& command, const std::string& device,
+                                  const std::filesystem::path& model) {
+  if (!nn::is_family_folder(model)) return choose_device(command, device);
+  if (device == "cuda") throw Error(command, "--device", "cuda", "cpu or auto for a hybrid model from Hugging Face");
+  return torch::kCPU;
 }
 
 }  // namespace efla::cli

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <string>
 
 namespace efla::cli {
@@ -15,5 +16,10 @@ void add_device_option(CLI::App& command, std::string& device);
 // the operators can use one, otherwise the CPU. `local_rank`: the process's number on its machine, which takes the GPU
 // of this index. Throws Error that names `command` where cuda is asked for and cannot be used.
 torch::Device choose_device(const std::string& command, const std::string& device, int local_rank = 0);
+
+// Returns the device for the model of a folder: the CPU for a model of a family (nn/families), which no GPU takes.
+// Throws Error that names `command` where cuda is asked for such a model.
+torch::Device choose_model_device(const std::string& command, const std::string& device,
+                                  const std::filesystem::path& model);
 
 }  // namespace efla::cli

@@ -134,7 +134,7 @@ torch::Tensor own_logits(const std::string& folder, const torch::Tensor& ids, to
 
 void run_logits(const Arguments& arguments) {
   check_output_file("logits", "--out", arguments.out, arguments.ids);
-  const torch::Device device = choose_device("logits", arguments.device);
+  const torch::Device device = choose_model_device("logits", arguments.device, arguments.model);
   const auto ids = read_ids(arguments.ids);
   report_ignored_checkpoints("logits", arguments.model);
   const auto logits = nn::is_family_folder(arguments.model) ? family_logits(arguments.model, ids)
