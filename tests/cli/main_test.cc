@@ -44,7 +44,8 @@ TEST(Main, MistakesNameTheNearest) {
   EXPECT_TRUE(is_user_mistake(run_program({"info", "--jsn"}), "info: unknown option '--jsn', nearest is --json"));
   EXPECT_TRUE(is_user_mistake(run_program({"info", "--jsn=3"}), "info: unknown option '--jsn', nearest is --json"));
   EXPECT_TRUE(is_user_mistake(run_program({"--verison"}), "unknown option '--verison', nearest is --version"));
-  EXPECT_TRUE(is_user_mistake(run_program({"info", "extra"}), "info: unexpected argument 'extra'"));
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"apply", "in", "extra", "--out", "o"}), "apply: unexpected argument 'extra'"));
   EXPECT_TRUE(is_user_mistake(run_program({""}), "unknown command ''"));
 }
 
