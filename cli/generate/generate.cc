@@ -115,13 +115,13 @@ class Generate {
     } else {
       reply_to_one();
     }
-    if (!error_.empty()) throw std::runtime_error(error_);
     print_or_drop(
         stderr,
         fmt::format(
             "prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
             info_.token_bytes > 0 ? ", which grows with the text: softmax attention keeps keys and values" : ""));
     if (!arguments_.save.empty()) save();
+    if (!error_.empty()) throw std::runtime_error(error_);
     if (!arguments_.interactive && interrupted()) end_interrupted("Stopped.");
   }
 
@@ -156,7 +156,7 @@ class Generate {
   void know_session() { session_ = engine_.session(kSession); }
 
   void save() const {
-    if (!session_) return;  // the reply was cancelled before it began
+    if (!session_) return;  // no reply has come to its end
     const std::string bytes = engine_.save(kSession);
     io::write_file_atomically(arguments_.save, bytes);
     print_or_drop(stderr, fmt::format("session: {} bytes in {}\n", bytes.size(), arguments_.save));
@@ -259,7 +259,7 @@ class Generate {
   // itself.
   void converse() {
     watch_for_ctrl_c();
-    while (const auto line = read_line()) {
+    while (const auto line = error_.empty() ? read_line() : std::nullopt) {
       forget_interrupt();
       const bool begun = session_ && session_->last_id >= 0;
       if (line->empty() && !begun && !arguments_.bos) continue;

@@ -1,5 +1,5 @@
-// The engine of `efla serve`: many texts continue at once over one model. The engine knows nothing of HTTP, and its
-// interface has no types of LibTorch.
+// The engine that continues texts, many at once over one model, for `efla generate`, `efla serve` and the samples of
+// training. It knows nothing of HTTP, and its interface has no types of LibTorch.
 //
 //   auto engine = load_engine("model", data::load_tokenizer("model/tokenizer.model"));
 //   Request request;

@@ -3,6 +3,7 @@
 
 #include "efla/base/error.h"
 #include "efla/engine/model.h"
+#include "efla/nn/inference/rows.h"
 
 namespace efla::engine {
 namespace {
@@ -36,12 +37,12 @@ class CpuModel final : public EngineModel {
   }
 
   void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) override {
-    model_.advance(ids, runs, *states_, rows_of(hidden_, std::ssize(ids), config().hidden_size), pool, &drafts_);
+    model_.advance(ids, runs, *states_, hidden_.rows(std::ssize(ids), config().hidden_size), pool, &drafts_);
   }
   View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) override {
     const std::int64_t width = config().hidden_size;
-    const auto picked = rows_of(picked_, std::ssize(rows), width);
-    const auto logits = rows_of(logits_, std::ssize(rows), config().vocab_size);
+    const auto picked = picked_.rows(std::ssize(rows), width);
+    const auto logits = logits_.rows(std::ssize(rows), config().vocab_size);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       std::copy_n(hidden_.data() + rows[i] * width, width, picked.at(static_cast<std::int64_t>(i)));
     }
@@ -53,16 +54,10 @@ class CpuModel final : public EngineModel {
   }
 
  private:
-  static View<float, 2> rows_of(std::vector<float>& data, std::int64_t rows, std::int64_t columns) {
-    const auto size = static_cast<std::size_t>(rows * columns);
-    if (data.size() < size) data.resize(size);
-    return View<float, 2>::contiguous(data.data(), {rows, columns});
-  }
-
   nn::InferenceModel model_;
   nn::WeightType weights_;
   std::optional<nn::StatePool> states_;
-  std::vector<float> hidden_, picked_, logits_;
+  nn::RowBuffer hidden_, picked_, logits_;
   std::vector<nn::Draft> drafts_;
 };
 

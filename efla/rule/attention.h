@@ -43,8 +43,9 @@ struct AttentionRun {
 //
 //   o_t = Σ_{s ≤ t} w_ts v_s,    w_ts = exp(scale q_t·k_s) / Σ_{r ≤ t} exp(scale q_t·k_r)
 //
-// s and r go through all tokens of the text up to and including t; keys and values are rounded to S first, those of the
-// new tokens too. The rows of q, k, v and o are the N new tokens of all runs, one run after the other.
+// s and r are the tokens of the text from its first one to t itself, earlier ones and new ones. All keys and values,
+// also those of the new tokens, are used as they are stored: rounded to S. The rows of q, k, v and o are the N new
+// tokens of all runs, one run after the other.
 template <class S>
 struct AttentionForward {
   AttentionShape shape;

@@ -109,13 +109,14 @@ std::int32_t likeliest(const std::vector<float>& logits, std::int64_t vocab) {
   return static_cast<std::int32_t>(std::max_element(logits.end() - vocab, logits.end()) - (logits.end() - vocab));
 }
 
-// Returns the largest difference relative to the largest expected number.
+// Returns the largest difference relative to the largest expected number; NaN if one of the numbers is NaN.
 template <class T>
 double worst_difference(const std::vector<T>& got, const std::vector<double>& expected) {
   double worst = 0.0, largest = 0.0;
   EXPECT_EQ(got.size(), expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
-    worst = std::max(worst, std::abs(double(got[i]) - expected[i]));
+    const double difference = std::abs(double(got[i]) - expected[i]);
+    if (difference > worst || std::isnan(difference)) worst = difference;
     largest = std::max(largest, std::abs(expected[i]));
   }
   return worst / largest;

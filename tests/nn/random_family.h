@@ -115,7 +115,8 @@ inline nlohmann::json random_family_config(bool olmo, std::uint64_t seed) {
                    {"linear_num_key_heads", H},
                    {"linear_num_value_heads", H * from(1, 3)},
                    {"linear_key_head_dim", from(4, 20)},
-                   // With fewer elements some head's output is nearly 0, and its norm enlarges every rounding.
+                   // At least 8, because one of the models with 3 elements missed the tolerance of family_test.cc by a
+                   // third. A head's output that is nearly 0, whose norm enlarges rounding, may be the cause.
                    {"linear_value_head_dim", from(8, 24)},
                    {"linear_conv_kernel_dim", from(2, 4)},
                    {"rms_norm_eps", 1e-6},

@@ -22,9 +22,10 @@ namespace efla::nn {
 // at multiples of kCutTokens and any number of threads. Only one thread may use the object at a time.
 class FamilyModel {
  public:
-  // Loads the model of a folder. With WeightType::float32 every weight stays as its file has it, in the mapped file;
-  // with the other types the weights of linear layers are rounded, except those of step sizes and decays. Throws
-  // IoError for a folder that is not a model of a family, or not a whole one.
+  // Loads the model of a folder. With WeightType::float32 each matrix stays in its mapped file, in the file's type,
+  // except that float16 is widened. With bfloat16 and int8 the matrices of linear layers are rounded to this type where
+  // the file's type has more bits; the projections of step sizes and decays are not. Throws IoError for a folder that
+  // is not a model of a family, or not a whole one.
   FamilyModel(const std::filesystem::path& folder, WeightType weights);
 
   const FamilyConfig& config() const { return config_; }

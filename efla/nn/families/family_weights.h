@@ -33,7 +33,8 @@ class FamilyWeights {
   // Returns a matrix, which shares the memory of its file unless its type is F16 or its address is not a multiple of
   // its elements' size.
   StoredMatrix matrix(const std::string& name, std::int64_t rows, std::int64_t columns);
-  // The same of the head, which lies beside the text model.
+  // Returns the matrix lm_head.weight in the same way. The prefix of the text model's tensors is not a part of its
+  // name.
   StoredMatrix head(std::int64_t rows, std::int64_t columns);
   // Returns the elements of a tensor in float32.
   Vector vector(const std::string& name, const std::vector<std::int64_t>& shape);
