@@ -26,9 +26,9 @@ struct AttentionShape {
   constexpr std::int64_t pages_for(std::int64_t tokens) const { return (tokens + page_tokens - 1) / page_tokens; }
 };
 
-// New tokens of one text that follow one another, and the pages of the text. The call writes the keys and values of the
-// new tokens, so the pages of these tokens belong to this text alone. All earlier pages may be shared with other texts.
-// S, the type in which keys and values are stored, is float or bfloat16.
+// Consecutive new tokens of one text, and the pages of the text. A call has at most one run per text. It writes the
+// keys and values of the new tokens, so the pages of these tokens belong to this text alone. All earlier pages may be
+// shared with other texts. S, the type in which keys and values are stored, is float or bfloat16.
 template <class S>
 struct AttentionRun {
   std::int64_t begin = 0;   // tokens of the text before the run

@@ -82,7 +82,6 @@ TEST_P(AttentionBits, DoNotDependOnCutsThreadsAndPages) {
 TEST_P(AttentionBits, DoNotDependOnRejectedDrafts) {
   Random random(2);
   const TextRows text = whole_text<bfloat16>(test::random_text(kShape, kTokens, random));
-  const TextRows other = test::random_text(kShape, kTokens, random);
   ThreadPool pool(2);
   const RunOptions options{"simd", {.pool = &pool}};
   expect_bits<bfloat16>(text, "drafts", [&](TextRows& of, const TextPages<bfloat16>& pages) {

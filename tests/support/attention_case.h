@@ -64,7 +64,8 @@ inline std::vector<double> normal_numbers(std::int64_t count, Random& random, do
   return numbers;
 }
 
-// Returns a text of random tokens. With keys of size √K^(1/2) scores differ by some units.
+// Returns a text of random tokens. With the default scale the scores have a standard deviation of about 2, because
+// queries have 2 and keys have 1.
 inline TextRows random_text(const AttentionShape& shape, std::int64_t tokens, Random& random,
                             Layout layout = Layout::contiguous) {
   TextRows text{Tensor<float, 3>({tokens, shape.heads, shape.key_dim}, layout),

@@ -27,8 +27,8 @@ struct AttentionRows {
   std::int64_t count(const AttentionShape& shape) const { return (head_end - head) * per_head(shape); }
 };
 
-// Rows and the segments that a task computes for them. With `partial` the task stores the sums of each segment from
-// this place of the partial sums on, otherwise it has all segments and stores the outputs.
+// Rows, and the segments [segment, segment_end) that a task computes for them. If `partial` ≥ 0, a task has one segment
+// and stores its sums at this index of the partial sums. Otherwise it has all segments and stores the outputs.
 struct AttentionTask {
   AttentionRows rows;
   std::int64_t segment = 0, segment_end = 0, partial = -1;
