@@ -64,8 +64,10 @@ Room room_of(const EngineOptions& options, const EngineModel& model) {
   return {static_cast<std::int64_t>(slots), grows ? static_cast<std::int64_t>(rest / text.page) : 0};
 }
 
-std::size_t bytes_of(const std::vector<nn::StatePart>& parts) {
-  return (parts.back().offset + parts.back().floats) * sizeof(float);
+// Returns the bytes that each token adds to a state.
+std::size_t token_bytes(const EngineModel& model) {
+  const auto tokens = model.text_memory().page_tokens;
+  return (model.layout(tokens).bytes() - model.layout(0).bytes()) / static_cast<std::size_t>(tokens);
 }
 
 Schedule::Limits limits_of(const EngineOptions& options, const Capabilities& model) {
@@ -108,14 +110,14 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
            config.vocab_size,
            tokenizer_->bos() >= 0 ? tokenizer_->bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
            end_ids(*tokenizer_, config),
-           engine::bytes_of(model_->state_parts(0)),
-           engine::bytes_of(model_->state_parts(1)) - engine::bytes_of(model_->state_parts(0)),
+           model_->layout(0).bytes(),
+           token_bytes(*model_),
            options.max_queue,
            tokenizer_.get()};
   const Room room = room_of(options, *model_);
   statistics_.slots = room.slots;
   free_pages_ = pages_ = room.pages;
-  model_->make_slots(room.slots);
+  model_->make_slots(room.slots, room.pages);
   for (std::int64_t slot = statistics_.slots; slot > 0; --slot) free_slots_.push_back(slot - 1);
   statistics_.slot_bytes = text_memory_.constant;
   for (const auto reason : {FinishReason::stop, FinishReason::length, FinishReason::interrupted,
@@ -198,7 +200,7 @@ RequestId LocalEngine::submit(Request request, std::vector<std::shared_ptr<Liste
                                        *tokenizer_, info_.vocab_size);
   require_pages(*reply);
   if (uses_cache(*reply)) reply->beginnings = names_of_beginnings(reply->ids(), reply->request.client);
-  if (!save_as.empty()) store_.reserve(save_as, state_bytes(reply->most_tokens()) + reply->record_bytes());
+  if (!save_as.empty()) store_.reserve(save_as, most_stored_bytes(*reply));
   try {
     if (!save_as.empty() && save_as == reply->request.session && store_.peek(save_as) != text) {
       throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
@@ -220,6 +222,14 @@ RequestId LocalEngine::submit(Request request, std::vector<std::shared_ptr<Liste
 
 std::size_t LocalEngine::state_bytes(std::int64_t tokens) const {
   return info_.session_bytes + static_cast<std::size_t>(tokens) * info_.token_bytes;
+}
+
+// Returns the most bytes that storing a text will add to the others: its pages before the request are stored already.
+std::size_t LocalEngine::most_stored_bytes(const Reply& reply) const {
+  const auto layout = model_->layout(reply.most_tokens());
+  const StoredText* from = reply.from().get();
+  const std::size_t known = from != nullptr && from->state ? from->state->pages().size() : 0;
+  return layout.bytes() + layout.page_bytes - known * layout.page_bytes + reply.record_bytes();
 }
 
 void LocalEngine::ask(RequestId id, std::set<RequestId>& asked) {
@@ -328,7 +338,7 @@ void LocalEngine::free_memory(Reply& reply) {
 // Sets a slot to the state after a stored text, or of an empty text.
 void LocalEngine::restore(std::int64_t slot, const StoredText* from) {
   if (from == nullptr || !from->state) return model_->clear(slot);
-  model_->set(slot, from->state_tokens(), [&](std::span<float> state) { from->state->copy_to(state); });
+  model_->set(slot, from->state->get());
 }
 
 // Sets the request's slot to the state that its text starts from.
@@ -341,13 +351,10 @@ void LocalEngine::begin(Reply& reply) {
   const auto plan = cache_.plan(reply.beginnings, std::move(wanted));
   const auto cached = plan.state ? plan.known * nn::kCutTokens : 0;
   reply.begin(cached);
-  const auto copy_of = [](const std::vector<float>& from) {
-    return [&from](std::span<float> state) { std::ranges::copy(from, state.begin()); };
-  };
   if (reply.forked() != nullptr) {
-    model_->set(reply.slot, reply.state_tokens(), copy_of(reply.forked()->state));
+    model_->set(reply.slot, reply.forked()->state);
   } else if (plan.state) {
-    model_->set(reply.slot, reply.state_tokens(), copy_of(*plan.state));
+    model_->set(reply.slot, *plan.state);
   } else {
     restore(reply.slot, reply.from().get());
   }
@@ -381,7 +388,7 @@ void LocalEngine::close(Reply& reply) {
       case Reply::Before::current:
         break;
       case Reply::Before::kept:
-        model_->copy(reply.kept_slot, reply.slot);
+        model_->copy(reply.kept_slot, reply.slot, reply.state_tokens());
         break;
       case Reply::Before::from:
         restore(reply.slot, reply.from().get());

@@ -81,6 +81,7 @@ class LocalEngine final : public Engine {
   void end_asked_and_late();
   void admit();
   std::size_t state_bytes(std::int64_t tokens) const;
+  std::size_t most_stored_bytes(const Reply& reply) const;
   std::int64_t pages_of(const Reply& reply) const;
   void require_pages(const Reply& reply) const;
   void take_memory(Reply& reply);
@@ -108,7 +109,7 @@ class LocalEngine final : public Engine {
   // Sessions (local_sessions.cc).
   static Replay prepare_rewind(Request& request, const StoredText* text);
   SessionModel session_model() const;
-  std::vector<io::NamedTensor> state_tensors(std::span<const float> state, std::int64_t tokens) const;
+  std::vector<io::NamedTensor> state_tensors(const nn::TextState& state, std::size_t first_page) const;
   std::shared_ptr<StoredText> text_after(const Reply& reply) const;
 
   const EngineOptions options_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -23,8 +24,7 @@ Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
   const std::int64_t most = text == nullptr ? 0 : text->rewindable();
   require(request.rewind <= most, "tokens", request.rewind,
           "0 to " + std::to_string(most) + ", the tokens since the last request began");
-  request.prompt.resize(text->since->size());
-  text->since->copy_to(request.prompt);
+  request.prompt = *text->since->get();
   request.prompt.resize(request.prompt.size() - static_cast<std::size_t>(request.rewind));
   request.prompt.erase(request.prompt.begin(), request.prompt.begin() + std::ssize(text->before->record.pending));
   request.max_tokens = 0;
@@ -37,12 +37,27 @@ Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
 
 SessionModel LocalEngine::session_model() const { return {info_.model_sha256, info_.vocab_size, drawable_}; }
 
-// Returns the tensors of a session's file that have the state, which they share.
-std::vector<io::NamedTensor> LocalEngine::state_tensors(std::span<const float> state, std::int64_t tokens) const {
+namespace {
+
+std::string page_name(std::size_t page) { return "pages." + std::to_string(page); }
+
+std::vector<std::int64_t> page_shape(const StateLayout& layout) {
+  return {static_cast<std::int64_t>(layout.page_bytes / io::type_bytes(layout.page_type))};
+}
+
+}  // namespace
+
+// Returns the tensors of a session's file that have the state, whose memory they share, without the first pages.
+std::vector<io::NamedTensor> LocalEngine::state_tensors(const nn::TextState& state, std::size_t first_page) const {
   std::vector<io::NamedTensor> tensors;
-  for (const auto& part : model_->state_parts(tokens)) {
-    const auto* floats = reinterpret_cast<const std::uint8_t*>(state.data() + part.offset);
+  const auto layout = model_->layout(state.tokens);
+  for (const auto& part : layout.parts) {
+    const auto* floats = reinterpret_cast<const std::uint8_t*>(state.own->data() + part.offset);
     tensors.push_back({part.name, io::TensorType::F32, part.shape, {floats, part.floats * sizeof(float)}});
+  }
+  for (std::size_t i = first_page; i < state.pages.size(); ++i) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(state.pages[i]->data());
+    tensors.push_back({page_name(i), layout.page_type, page_shape(layout), {bytes, layout.page_bytes}});
   }
   return tensors;
 }
@@ -50,19 +65,19 @@ std::vector<io::NamedTensor> LocalEngine::state_tensors(std::span<const float> s
 // Returns the text after a request. Throws IoError(content) for a state that is not finite: its file could not be
 // loaded.
 std::shared_ptr<StoredText> LocalEngine::text_after(const Reply& reply) const {
-  auto state = model_->state(reply.slot);
-  const auto tensors = state_tensors(state, reply.state_tokens());
-  auto text = reply.stored(std::make_shared<StoredState>(std::move(state)));  // keeps the memory of the state
-  check_session(text->record, tensors, "session", session_model());
+  const auto state = model_->state(reply.slot, reply.state_tokens());
+  auto text = reply.stored(store_.stored(state));
+  const auto* from = reply.from().get();
+  const std::size_t checked = from != nullptr && from->state ? from->state->pages().size() : 0;
+  check_session(text->record, state_tensors(state, checked), "session", session_model());
   return text;
 }
 
 std::string LocalEngine::save(const std::string& name) const {
   const auto text = store_.peek(name);
-  std::vector<float> state(state_bytes(text->state_tokens()) / sizeof(float));
-  if (text->state) text->state->copy_to(state);
-  auto tensors = state_tensors(state, text->state_tokens());
-  check_session(text->record, tensors, "session " + name, session_model());
+  nn::TextState state{0, std::make_shared<std::vector<float>>(info_.session_bytes / sizeof(float))};
+  if (text->state) state = text->state->get();
+  auto tensors = state_tensors(state, 0);
   text->record.append_to(tensors);
   return io::safetensors_bytes(tensors, text->record.metadata(info_.model_sha256));
 }
@@ -72,20 +87,31 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   const auto content = io::parse_safetensors(io::as_bytes(bytes), path);
   auto text = std::make_shared<StoredText>();
   text->record = read_session_record(content.tensors, content.metadata, path, session_model());
-  const auto parts = model_->state_parts(text->state_tokens());
-  std::vector<io::ByteView> found;  // all, before there is memory for the number of tokens that the file says
-  for (const auto& part : parts) {
-    const auto tensor = std::ranges::find(content.tensors, part.name, &io::NamedTensor::name);
-    if (tensor == content.tensors.end() || tensor->type != io::TensorType::F32 || tensor->shape != part.shape) {
-      io::fail_in(path, "not a session: " + part.name + " is missing or of another type or shape");
+  const auto tokens = text->state_tokens();
+  std::map<std::string_view, const io::NamedTensor*> tensors;
+  for (const auto& tensor : content.tensors) tensors[tensor.name] = &tensor;
+  const auto find = [&](const std::string& part, io::TensorType type, const std::vector<std::int64_t>& shape) {
+    const auto tensor = tensors.find(part);
+    if (tensor == tensors.end() || tensor->second->type != type || tensor->second->shape != shape) {
+      io::fail_in(path, "not a session: " + part + " is missing or of another type or shape");
     }
-    found.push_back(tensor->bytes);
+    return tensor->second->bytes;
+  };
+  const auto layout = model_->layout(tokens);
+  for (const auto& part : layout.parts) find(part.name, io::TensorType::F32, part.shape);
+  const auto page = [&](std::size_t i) { return find(page_name(i), layout.page_type, page_shape(layout)); };
+  for (std::size_t i = 0; std::cmp_less(i, layout.pages); ++i) page(i);
+  // All are there, so that the file is as large as the memory for the number of tokens that it says.
+  std::vector<float> own(layout.own_bytes() / sizeof(float));
+  for (const auto& part : layout.parts) {
+    std::ranges::copy(tensors.at(part.name)->bytes, reinterpret_cast<std::uint8_t*>(own.data() + part.offset));
   }
-  std::vector<float> state(state_bytes(text->state_tokens()) / sizeof(float));
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    std::ranges::copy(found[i], reinterpret_cast<std::uint8_t*>(state.data() + parts[i].offset));
+  nn::TextState state{tokens, std::make_shared<std::vector<float>>(std::move(own))};
+  for (std::size_t i = 0; std::cmp_less(i, layout.pages); ++i) {
+    const auto from = std::as_bytes(page(i));
+    state.pages.push_back(std::make_shared<nn::PageBytes>(from.begin(), from.end()));
   }
-  text->state = std::make_shared<StoredState>(std::move(state));
+  text->state = store_.stored(state);
   store_.put(name, std::move(text));
 }
 

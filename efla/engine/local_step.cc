@@ -156,7 +156,7 @@ bool LocalEngine::may_begin_next(const Step& step) const {
 }
 
 void LocalEngine::keep_state(Reply& reply) {
-  model_->copy(reply.slot, reply.kept_slot);
+  model_->copy(reply.slot, reply.kept_slot, reply.state_tokens());
   reply.note_kept_state();
 }
 
@@ -178,8 +178,9 @@ void LocalEngine::end_drafts(const Step& step) {
 // Lets the other replies to a prompt begin when there are slots for them.
 void LocalEngine::fork_replies(Reply& reply, std::span<const float> logits) {
   try {
+    auto state = model_->state(reply.slot, reply.state_tokens());
     auto others = reply.fork(
-        std::make_shared<const ForkedPrompt>(ForkedPrompt{model_->state(reply.slot), {logits.begin(), logits.end()}}));
+        std::make_shared<const ForkedPrompt>(ForkedPrompt{std::move(state), {logits.begin(), logits.end()}}));
     const std::lock_guard lock(mutex_);
     waiting_.splice(waiting_.end(), others);
   } catch (const std::exception& error) {
@@ -264,7 +265,7 @@ void LocalEngine::cache_states(const Step& step) {
       if (beginning * nn::kCutTokens != reply->ids_fed()) continue;
       try {
         cache_.put(reply->beginnings[beginning - 1], reply->ids_fed(),
-                   std::make_shared<const State>(model_->state(reply->slot)));
+                   model_->state(reply->slot, reply->state_tokens()));
       } catch (const std::bad_alloc&) {  // the state is only not cached
       }
     }

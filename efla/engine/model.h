@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +11,7 @@
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
 #include "efla/engine/batch_sampler.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/families/family_model.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
@@ -25,9 +25,20 @@ struct TextMemory {
   std::size_t page = 0;          // bytes of a page; 0: the model needs none
   std::int64_t page_tokens = 1;  // tokens of a page
 
-  // Returns the pages and the bytes of a text of this many tokens.
+  // Returns the pages and the bytes of a running text of this many tokens.
   std::int64_t pages(std::int64_t tokens) const { return page == 0 ? 0 : (tokens + page_tokens - 1) / page_tokens; }
   std::size_t bytes(std::int64_t tokens) const { return constant + static_cast<std::size_t>(pages(tokens)) * page; }
+};
+
+// What a state outside of a slot consists of.
+struct StateLayout {
+  std::vector<nn::StatePart> parts;                // of TextState::own, one after the other without gaps
+  std::int64_t pages = 0;                          // of TextState::pages
+  std::size_t page_bytes = 0;                      // of each of them
+  io::TensorType page_type = io::TensorType::F32;  // of their numbers
+
+  std::size_t own_bytes() const { return (parts.back().offset + parts.back().floats) * sizeof(float); }
+  std::size_t bytes() const { return own_bytes() + static_cast<std::size_t>(pages) * page_bytes; }
 };
 
 // What a model can do, as the schedule needs to know it.
@@ -56,21 +67,24 @@ class EngineModel {
   virtual std::size_t weight_bytes() const = 0;
   // Returns the memory of a running text, on a GPU with its row in the tensors of decode steps.
   virtual TextMemory text_memory() const = 0;
-  // Returns the parts of a state after this many tokens, one after the other without gaps.
-  virtual std::vector<nn::StatePart> state_parts(std::int64_t tokens) const = 0;
+  // Returns the layout of a state after this many tokens. A model that computes on a GPU has the layout of the same
+  // model on a CPU, so that a session can move between both.
+  virtual StateLayout layout(std::int64_t tokens) const = 0;
 
-  // Makes the slots, once, before the functions that follow.
-  virtual void make_slots(std::int64_t slots) = 0;
-  // Set the state in a slot: to the state of an empty text, to the state after this many tokens that `write` writes,
-  // and to the state of another slot.
+  // Makes the slots, once, before the functions that follow. pages: the most pages that the texts in them fill
+  // together, of the size of text_memory().
+  virtual void make_slots(std::int64_t slots, std::int64_t pages) = 0;
+  // Set the state in a slot: to the state of an empty text, to a state outside of slots, and to the state in another
+  // slot, which has seen this many tokens.
   virtual void clear(std::int64_t slot) = 0;
-  virtual void set(std::int64_t slot, std::int64_t tokens,
-                   const std::function<void(std::span<float> state)>& write) = 0;
-  virtual void copy(std::int64_t from, std::int64_t to) = 0;
+  virtual void set(std::int64_t slot, const nn::TextState& state) = 0;
+  virtual void copy(std::int64_t from, std::int64_t to, std::int64_t tokens) = 0;
   // Says that the state in a slot is not needed any more.
   virtual void drop(std::int64_t slot) = 0;
-  // Returns the state in a slot.
-  virtual std::vector<float> state(std::int64_t slot) = 0;
+  // Returns the state in a slot, which has seen this many tokens. Its pages lie in the process's memory. A page that
+  // the slot got from `set` or `copy`, or that an earlier call has returned, is returned as the same object, because
+  // whatever holds states counts each page once.
+  virtual nn::TextState state(std::int64_t slot, std::int64_t tokens) = 0;
 
   // Advances the texts of the runs, as InferenceModel::advance does, with drafts as capabilities() says.
   virtual void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) = 0;

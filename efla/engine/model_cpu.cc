@@ -19,21 +19,22 @@ class CpuModel final : public EngineModel {
   }
   std::size_t weight_bytes() const override { return model_.weight_bytes(); }
   TextMemory text_memory() const override { return {.constant = model_.state_floats() * sizeof(float)}; }
-  std::vector<nn::StatePart> state_parts(std::int64_t /*tokens*/) const override { return model_.state_parts(); }
+  StateLayout layout(std::int64_t /*tokens*/) const override { return {.parts = model_.state_parts()}; }
 
-  void make_slots(std::int64_t slots) override { states_.emplace(slots, model_.state_floats()); }
-  void clear(std::int64_t slot) override { std::ranges::fill(states_->slot(slot), 0.0F); }
-  void set(std::int64_t slot, std::int64_t /*tokens*/,
-           const std::function<void(std::span<float> state)>& write) override {
-    write(states_->slot(slot));
+  void make_slots(std::int64_t slots, std::int64_t /*pages*/) override {
+    states_.emplace(slots, model_.state_floats());
   }
-  void copy(std::int64_t from, std::int64_t to) override {
+  void clear(std::int64_t slot) override { std::ranges::fill(states_->slot(slot), 0.0F); }
+  void set(std::int64_t slot, const nn::TextState& state) override {
+    std::ranges::copy(*state.own, states_->slot(slot).begin());
+  }
+  void copy(std::int64_t from, std::int64_t to, std::int64_t /*tokens*/) override {
     std::ranges::copy(states_->slot(from), states_->slot(to).begin());
   }
   void drop(std::int64_t /*slot*/) override {}
-  std::vector<float> state(std::int64_t slot) override {
+  nn::TextState state(std::int64_t slot, std::int64_t tokens) override {
     const auto numbers = states_->slot(slot);
-    return {numbers.begin(), numbers.end()};
+    return {tokens, std::make_shared<std::vector<float>>(numbers.begin(), numbers.end())};
   }
 
   void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) override {

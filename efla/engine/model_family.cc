@@ -26,19 +26,18 @@ class FamilyEngineModel final : public EngineModel {
   TextMemory text_memory() const override {
     return {.constant = model_->constant_bytes(), .page = model_->page_bytes(), .page_tokens = kAttentionBlock};
   }
-  std::vector<nn::StatePart> state_parts(std::int64_t tokens) const override { return model_->state_parts(tokens); }
-
-  void make_slots(std::int64_t slots) override { model_->make_slots(slots); }
-  void clear(std::int64_t slot) override { model_->clear(slot); }
-  void set(std::int64_t slot, std::int64_t tokens, const std::function<void(std::span<float> state)>& write) override {
-    const auto parts = model_->state_parts(tokens);
-    std::vector<float> state(parts.back().offset + parts.back().floats);
-    write(state);
-    model_->set(slot, tokens, state);
+  StateLayout layout(std::int64_t tokens) const override {
+    const bool wide = model_->keys_values() == nn::KeyValueType::float32;
+    return {model_->state_parts(tokens), tokens / kAttentionBlock, model_->page_bytes(),
+            wide ? io::TensorType::F32 : io::TensorType::BF16};
   }
-  void copy(std::int64_t from, std::int64_t to) override { model_->copy(from, to); }
+
+  void make_slots(std::int64_t slots, std::int64_t /*pages*/) override { model_->make_slots(slots); }
+  void clear(std::int64_t slot) override { model_->clear(slot); }
+  void set(std::int64_t slot, const nn::TextState& state) override { model_->set(slot, state); }
+  void copy(std::int64_t from, std::int64_t to, std::int64_t tokens) override { model_->copy(from, to, tokens); }
   void drop(std::int64_t slot) override { model_->drop(slot); }
-  std::vector<float> state(std::int64_t slot) override { return model_->state(slot); }
+  nn::TextState state(std::int64_t slot, std::int64_t tokens) override { return model_->state(slot, tokens); }
 
   void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) override {
     model_->advance(ids, runs, hidden_.rows(std::ssize(ids), config_.hidden_size), pool, &drafts_);

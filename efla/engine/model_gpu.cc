@@ -62,9 +62,9 @@ class GpuModel final : public StepModel {
   Capabilities capabilities() const override { return {.in_process = false, .draws = true}; }
   std::size_t weight_bytes() const override { return 0; }
   TextMemory text_memory() const override { return {.constant = 2 * floats_ * sizeof(float)}; }
-  std::vector<nn::StatePart> state_parts(std::int64_t /*tokens*/) const override { return parts_; }
+  StateLayout layout(std::int64_t /*tokens*/) const override { return {.parts = parts_}; }
 
-  void make_slots(std::int64_t slots) override {
+  void make_slots(std::int64_t slots, std::int64_t /*pages*/) override {
     slots_ = tensors_of(model_->initial_state(slots));
     rows_ = model_->initial_state(slots);
     row_of_.assign(static_cast<std::size_t>(slots), -1);
@@ -75,11 +75,8 @@ class GpuModel final : public StepModel {
     at::_foreach_zero_(slot_tensors(slot));
   }
 
-  void set(std::int64_t slot, std::int64_t /*tokens*/,
-           const std::function<void(std::span<float> state)>& write) override {
-    const auto staged = torch::empty({static_cast<std::int64_t>(floats_)});
-    write({staged.data_ptr<float>(), floats_});
-    const auto state = staged.to(device());
+  void set(std::int64_t slot, const nn::TextState& given) override {
+    const auto state = torch::tensor(at::ArrayRef<float>(*given.own)).to(device());
     drop(slot);
     Copies copies;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -89,7 +86,7 @@ class GpuModel final : public StepModel {
     copies.make();
   }
 
-  void copy(std::int64_t from, std::int64_t to) override {
+  void copy(std::int64_t from, std::int64_t to, std::int64_t /*tokens*/) override {
     drop(to);
     Copies copies;
     copies.add(current(from), slot_tensors(to));
@@ -102,11 +99,12 @@ class GpuModel final : public StepModel {
     row = -1;
   }
 
-  std::vector<float> state(std::int64_t slot) override {
+  nn::TextState state(std::int64_t slot, std::int64_t tokens) override {
     std::vector<Tensor> parts;
     for (const auto& tensor : current(slot)) parts.push_back(tensor.flatten());
     const auto all = torch::cat(parts).to(torch::kCPU);
-    return {all.data_ptr<float>(), all.data_ptr<float>() + all.numel()};
+    const float* floats = all.data_ptr<float>();
+    return {tokens, std::make_shared<std::vector<float>>(floats, floats + all.numel())};
   }
 
  private:

@@ -40,10 +40,10 @@ class TorchModel final : public StepModel {
   }
   // A cache of keys and values at least doubles when it grows.
   TextMemory text_memory() const override {
-    const auto constant = bytes_of(state_parts(0));
-    return {constant, 2 * (bytes_of(state_parts(kPageTokens)) - constant), kPageTokens};
+    const auto constant = layout(0).own_bytes();
+    return {constant, 2 * (layout(kPageTokens).own_bytes() - constant), kPageTokens};
   }
-  std::vector<nn::StatePart> state_parts(std::int64_t tokens) const override {
+  StateLayout layout(std::int64_t tokens) const override {
     std::vector<nn::StatePart> parts;
     std::size_t offset = 0;
     for (const auto& [name, tensor] : empty_.tensors()) {
@@ -53,10 +53,10 @@ class TorchModel final : public StepModel {
       parts.push_back({name, shape, offset, floats});
       offset += floats;
     }
-    return parts;
+    return {.parts = std::move(parts)};
   }
 
-  void make_slots(std::int64_t slots) override {
+  void make_slots(std::int64_t slots, std::int64_t /*pages*/) override {
     for (std::int64_t slot = 0; slot < slots; ++slot) states_.push_back(model_->initial_state(1));
     row_of_.assign(static_cast<std::size_t>(slots), -1);
   }
@@ -64,11 +64,10 @@ class TorchModel final : public StepModel {
     leave_row(slot);
     state_of(slot) = model_->initial_state(1);
   }
-  void set(std::int64_t slot, std::int64_t tokens, const std::function<void(std::span<float> state)>& write) override {
+  void set(std::int64_t slot, const nn::TextState& given) override {
     clear(slot);
-    const auto parts = state_parts(tokens);
-    const auto staged = torch::empty({static_cast<std::int64_t>(bytes_of(parts) / sizeof(float))});
-    write({staged.data_ptr<float>(), static_cast<std::size_t>(staged.numel())});
+    const auto staged = torch::tensor(at::ArrayRef<float>(*given.own));
+    const auto parts = layout(given.tokens).parts;
     auto part = parts.begin();
     state_of(slot).read(
         [&](const std::string& /*name*/, at::IntArrayRef sizes) {
@@ -77,9 +76,9 @@ class TorchModel final : public StepModel {
               .view(sizes)
               .clone();
         },
-        tokens);
+        given.tokens);
   }
-  void copy(std::int64_t from, std::int64_t to) override {
+  void copy(std::int64_t from, std::int64_t to, std::int64_t /*tokens*/) override {
     leave_row(to);
     state_of(to) = current(from);
   }
@@ -88,19 +87,16 @@ class TorchModel final : public StepModel {
     state_of(slot) = {};
     if (std::ranges::all_of(slot_of_, [](std::int64_t other) { return other < 0; })) joined_ = {};
   }
-  std::vector<float> state(std::int64_t slot) override {
+  nn::TextState state(std::int64_t slot, std::int64_t tokens) override {
     std::vector<float> all;
     for (const auto& [name, tensor] : current(slot).tensors()) {
       const float* floats = tensor.data_ptr<float>();
       all.insert(all.end(), floats, floats + tensor.numel());
     }
-    return all;
+    return {tokens, std::make_shared<std::vector<float>>(std::move(all))};
   }
 
  private:
-  static std::size_t bytes_of(const std::vector<nn::StatePart>& parts) {
-    return parts.empty() ? 0 : (parts.back().offset + parts.back().floats) * sizeof(float);
-  }
   LanguageModelState& state_of(std::int64_t slot) { return states_[static_cast<std::size_t>(slot)]; }
 
   torch::Device device() const override { return model_->head().device(); }

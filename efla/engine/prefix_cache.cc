@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <utility>
 
 #include "efla/io/sha256.h"
 #include "efla/nn/inference/inference_model.h"
@@ -40,7 +41,7 @@ PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names, std::
     if (found == entries_.end()) continue;
     found->second.hits += 1;
     found->second.last = now_;
-    plan.state = found->second.state;
+    plan.state = found->second.state->get();
     plan.known = i;
   }
   wanted.push_back(shared);
@@ -61,22 +62,21 @@ void PrefixCache::remember(std::size_t hash) {
   order_.pop_front();
 }
 
-void PrefixCache::put(const std::string& name, std::size_t tokens, std::shared_ptr<const State> state) {
-  const std::size_t size = state->size() * sizeof(float);
-  if (size > budget_ || entries_.contains(name)) return;
-  while (bytes_ + size > budget_) {
-    const auto worth = [&](const Entry& entry) {
-      return static_cast<double>(entry.tokens) * static_cast<double>(entry.hits + 1) /
-             static_cast<double>(now_ - entry.last + 1);
+void PrefixCache::put(const std::string& name, std::size_t tokens, const nn::TextState& state) {
+  if (entries_.contains(name)) return;
+  Entry entry{std::make_unique<StoredState>(state, pages_), tokens, 0, now_};
+  std::size_t size = 0;
+  entry.state->for_each_part([&](const auto& part) { size += part.bytes(); });
+  if (size > budget_) return;
+  entry.state->for_each_part([&](auto& part) { part.count(bytes_); });
+  while (bytes_->memory > budget_) {
+    const auto worth = [&](const auto& known) {
+      return static_cast<double>(known.second.tokens) * static_cast<double>(known.second.hits + 1) /
+             static_cast<double>(now_ - known.second.last + 1);
     };
-    const auto least = std::min_element(entries_.begin(), entries_.end(), [&](const auto& a, const auto& b) {
-      return worth(a.second) < worth(b.second);
-    });
-    bytes_ -= least->second.state->size() * sizeof(float);
-    entries_.erase(least);
+    entries_.erase(std::ranges::min_element(entries_, {}, worth));
   }
-  entries_.emplace(name, Entry{std::move(state), tokens, 0, now_});
-  bytes_ += size;
+  entries_.emplace(name, std::move(entry));
 }
 
 }  // namespace efla::engine

@@ -50,7 +50,8 @@ struct Replay {
 
 // What the replies to one prompt start from.
 struct ForkedPrompt {
-  std::vector<float> state, logits;  // after the prompt
+  nn::TextState state;  // after the prompt
+  std::vector<float> logits;
 };
 
 class Reply {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "efla/base/dtype.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/io/content_error.h"
@@ -50,15 +51,20 @@ void check_ids(const std::string& path, const std::vector<T>& ids, std::int64_t 
   }
 }
 
+template <class T>
 bool is_finite(const NamedTensor& tensor) {
-  if (tensor.type != TensorType::F32) return true;
   bool finite = true;
-  for (std::size_t at = 0; at < tensor.bytes.size(); at += sizeof(float)) {
-    float value = 0.0F;
+  for (std::size_t at = 0; at < tensor.bytes.size(); at += sizeof(T)) {
+    T value;
     std::memcpy(&value, tensor.bytes.data() + at, sizeof(value));
-    finite &= std::isfinite(value);
+    finite &= std::isfinite(to_float(value));
   }
   return finite;
+}
+
+bool is_finite(const NamedTensor& tensor) {
+  if (tensor.type == TensorType::F32) return is_finite<float>(tensor);
+  return tensor.type != TensorType::BF16 || is_finite<bfloat16>(tensor);
 }
 
 const std::string& field(const std::map<std::string, std::string>& metadata, const std::string& path,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 #include <system_error>
+#include <type_traits>
+#include <unordered_map>
 #include <utility>
 
 #include "efla/base/error.h"
@@ -16,15 +18,42 @@ void check_name(const std::string& name) {
               "a name of 1 to 128 letters, digits and characters of \"._-\"");
 }
 
-// Returns the bytes of a text that no other text, and no running request, holds: what dropping it sets free.
-std::size_t own_bytes(const std::shared_ptr<const StoredText>& text) {
-  if (text.use_count() > 1 || (text->state && text->state.use_count() > 1)) return 0;
-  return text->record_bytes() + (text->state ? text->state->bytes() : 0);
-}
+// Adds up what dropping texts, one after the other, sets free: the bytes that no other text and no running request
+// holds.
+class FreedBytes {
+ public:
+  std::size_t drop(const std::shared_ptr<const StoredText>& text) {
+    if (text.use_count() > 1 || (text->state && text->state.use_count() > 1)) return 0;
+    std::size_t bytes = text->record_bytes();
+    if (!text->state) return bytes;
+    bytes += text->state->own_bytes();
+    for (const auto& page : text->state->pages()) {
+      if (++dropped_[page.get()] == page.use_count()) bytes += page->bytes();
+    }
+    return bytes;
+  }
+
+ private:
+  std::unordered_map<const StoredPage*, long> dropped_;  // how many of the texts that have a page
+};
 
 std::size_t bytes_of(const SessionRecord& record) {
   return record.pending.size() * sizeof(record.pending[0]) + record.last_ids.size() * sizeof(record.last_ids[0]) +
          record.seen.size() + record.held.size();
+}
+
+// Returns the bytes of a text in memory and files, with what it shares with others.
+std::size_t bytes_of(const StoredText& text) {
+  std::size_t bytes = text.record_bytes();
+  std::unordered_set<const void*> seen;
+  text.for_each_part([&](const auto& part) { bytes += seen.insert(&part).second ? part.bytes() : 0; });
+  return bytes;
+}
+
+bool is_in_memory(const StoredText& text) {
+  bool whole = true;
+  text.for_each_part([&](const auto& part) { whole = whole && part.in_memory(); });
+  return whole;
 }
 
 }  // namespace
@@ -111,9 +140,7 @@ std::shared_ptr<const StoredText> SessionStore::peek(const std::string& name) co
 }
 
 void SessionStore::put(const std::string& name, std::shared_ptr<StoredText> text) {
-  std::size_t bytes = text->record_bytes();
-  text->for_each_part([&](const auto& part) { bytes += part.bytes(); });
-  reserve(name, bytes);
+  reserve(name, bytes_of(*text));
   release(name, std::move(text), /*disposable=*/false);
 }
 
@@ -169,7 +196,7 @@ void SessionStore::release(const std::string& name, std::shared_ptr<StoredText> 
   store(name, std::move(text), disposable);
   if (swap_folder_.empty()) return;
   try {
-    while (bytes_->staying() > memory_ && !in_memory_.empty()) swap_oldest(lock);
+    swap_until([this] { return bytes_->staying() <= memory_; }, lock);
   } catch (const std::exception&) {  // the next caller that needs room gets the error
   }
 }
@@ -178,7 +205,7 @@ bool SessionStore::has_room() const { return bytes_->staying() + promised_ <= me
 
 void SessionStore::make_room(std::unique_lock<std::mutex>& lock) {
   if (swap_folder_.empty()) return drop_disposable();
-  while (!has_room() && !in_memory_.empty()) swap_oldest(lock);
+  swap_until([this] { return has_room(); }, lock);
   if (bytes_->staying() > memory_) refuse_room();  // the records that never move to files are too large
 }
 
@@ -189,35 +216,68 @@ void SessionStore::refuse_room() const {
                    (swap_folder_.empty() ? ", or in swap a folder for sessions that are not in use" : ""));
 }
 
-// Moves the least recently used text to files.
-void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
-  const auto oldest = in_memory_.begin();
-  const std::string name = oldest->second;
-  const auto text = find(name)->second.text;
-  in_memory_.erase(oldest);
+// Moves texts to files, the longest unused first, until there is enough room or no text is left.
+void SessionStore::swap_until(const std::function<bool()>& enough, std::unique_lock<std::mutex>& lock) {
+  std::uint64_t last = 0;
+  while (!enough()) {
+    const auto next = in_memory_.upper_bound(last);
+    if (next == in_memory_.end()) return;
+    last = next->first;
+    swap(last, lock);
+  }
+}
+
+// Moves a text to files, without the pages of texts that were used later.
+void SessionStore::swap(std::uint64_t used, std::unique_lock<std::mutex>& lock) {
+  auto entry = in_memory_.extract(used);
+  const auto text = find(entry.mapped())->second.text;
+  const auto kept = pages_used_after(used);
   lock.unlock();
   std::exception_ptr failed;
+  bool whole = true;
   try {
-    text->for_each_part([&](auto& part) { part.swap_out(swap_folder_); });
+    text->for_each_part([&]<class Part>(Part& part) {
+      if constexpr (std::is_same_v<Part, StoredPage>) {
+        if (kept.contains(&part)) {
+          whole = false;
+          return;
+        }
+      }
+      part.swap_out(swap_folder_);
+    });
   } catch (...) {
     failed = std::current_exception();
   }
   lock.lock();
-  if (!failed) return;
-  const auto found = entries_.find(name);
-  if (found != entries_.end() && found->second.text == text) in_memory_[found->second.used] = name;
-  std::rethrow_exception(failed);
+  if (whole && !failed) return;
+  const auto found = entries_.find(entry.mapped());
+  if (found != entries_.end() && found->second.text == text) {
+    entry.key() = found->second.used;
+    in_memory_.insert(std::move(entry));
+  }
+  if (failed) std::rethrow_exception(failed);
+}
+
+std::unordered_set<const StoredPage*> SessionStore::pages_used_after(std::uint64_t used) const {
+  std::unordered_set<const StoredPage*> pages;
+  for (auto entry = in_memory_.upper_bound(used); entry != in_memory_.end(); ++entry) {
+    const auto& text = *find(entry->second)->second.text;
+    if (!text.state) continue;
+    for (const auto& page : text.state->pages()) pages.insert(page.get());
+  }
+  return pages;
 }
 
 // Drops the least recently used disposable texts. Drops none if that is not enough.
 void SessionStore::drop_disposable() {
   if (has_room()) return;
   std::size_t most = 0;
-  for (const auto& [used, name] : disposable_) most += own_bytes(find(name)->second.text);
+  FreedBytes freed;
+  for (const auto& [used, name] : disposable_) most += freed.drop(find(name)->second.text);
   if (bytes_->memory + promised_ > memory_ + most) refuse_room();
   for (auto it = disposable_.begin(); it != disposable_.end() && !has_room();) {
     const auto entry = find((it++)->second);
-    if (own_bytes(entry->second.text) > 0) drop(entry);
+    if (FreedBytes().drop(entry->second.text) > 0) drop(entry);
   }
 }
 
@@ -228,11 +288,8 @@ SessionInfo SessionStore::info_of(const std::string& name, const Entry& entry) c
   info.seed = record.counters[0];
   info.draws = record.counters[1];
   if (!record.last_ids.empty()) info.last_id = record.last_ids.back();
-  info.bytes = entry.text->record_bytes();
-  entry.text->for_each_part([&](const auto& part) {
-    info.bytes += part.bytes();
-    info.in_memory = info.in_memory && part.in_memory();
-  });
+  info.bytes = bytes_of(*entry.text);
+  info.in_memory = is_in_memory(*entry.text);
   info.in_use = reserved_.contains(name);
   info.disposable = entry.disposable;
   return info;

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "efla/engine/engine.h"
@@ -36,18 +38,19 @@ struct StoredText {
   std::int64_t rewindable() const { return before ? tokens() - before->tokens() : 0; }
   // Returns the bytes of the records, which no other text shares and which never move to files.
   std::size_t record_bytes() const;
-  // Calls f with everything that may move to a file.
+  // Calls f with everything that may move to a file, except that pages may come twice.
   template <class F>
   void for_each_part(F&& f) const {
-    if (state) f(*state);
-    if (before && before->state) f(*before->state);
+    if (state) state->for_each_part(f);
+    if (before && before->state) before->state->for_each_part(f);
     if (since) f(*since);
   }
 };
 
 // Bounds the bytes of stored states, ids and records in memory together with the bytes that reservations promise. A
-// caller that needs room moves the longest unused texts to files or, without a folder for files, drops disposable
-// texts. Several threads may call functions at once; a thread that writes a file does not keep others waiting.
+// caller that needs room moves the longest unused texts to files, without the pages that later used texts in memory
+// have too, or, without a folder for files, drops disposable texts. A page counts once, however many texts have it.
+// Several threads may call functions at once; a thread that writes a file does not keep others waiting.
 class SessionStore {
  public:
   // swap: the folder for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
@@ -76,6 +79,10 @@ class SessionStore {
   SessionInfo info(const std::string& name) const;
   std::int64_t size() const;
   const StoredBytes& bytes() const { return *bytes_; }
+  // Returns a state that can be stored, with the pages that stored states share.
+  std::shared_ptr<StoredState> stored(const nn::TextState& state) const {
+    return std::make_shared<StoredState>(state, pages_);
+  }
 
  private:
   struct Entry {
@@ -95,7 +102,9 @@ class SessionStore {
   void drop_surplus();
   bool has_room() const;
   void make_room(std::unique_lock<std::mutex>& lock);
-  void swap_oldest(std::unique_lock<std::mutex>& lock);
+  void swap_until(const std::function<bool()>& enough, std::unique_lock<std::mutex>& lock);
+  void swap(std::uint64_t used, std::unique_lock<std::mutex>& lock);
+  std::unordered_set<const StoredPage*> pages_used_after(std::uint64_t used) const;
   void drop_disposable();
   [[noreturn]] void refuse_room() const;
 
@@ -104,6 +113,7 @@ class SessionStore {
   std::optional<io::FolderLock> swap_lock_;
   const std::int64_t max_disposable_;
   const std::shared_ptr<StoredBytes> bytes_ = std::make_shared<StoredBytes>();
+  const std::shared_ptr<StoredPages> pages_ = std::make_shared<StoredPages>();
   mutable std::mutex mutex_;  // guards the members that follow
   Entries entries_;
   // Entries by use, the longest unused first: entries that have not moved to files, and disposable entries.

@@ -13,9 +13,9 @@
 #include <memory>
 #include <mutex>
 #include <random>
-#include <span>
 #include <string>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -23,6 +23,7 @@
 #include "efla/io/crc32c.h"
 #include "efla/io/descriptor.h"
 #include "efla/io/file.h"
+#include "efla/nn/inference/text_run.h"
 
 namespace efla::engine {
 
@@ -68,11 +69,15 @@ inline std::string new_swap_name() {
   return std::to_string(process) + "-" + std::to_string(count++) + kSwapEnd;
 }
 
-// Values in memory or in a file. Functions may be called by several threads at once.
-template <class T>
+// Values, a vector, in memory or in a file. Whatever runs may share the memory. Functions may be called by several
+// threads at once.
+template <class Values>
 class Stored {
  public:
-  explicit Stored(std::vector<T> values) : values_(std::move(values)), size_(values_.size()) {}
+  using Memory = std::shared_ptr<const Values>;
+
+  explicit Stored(Memory values) : values_(std::move(values)), size_(values_->size()) {}
+  explicit Stored(Values values) : Stored(std::make_shared<const Values>(std::move(values))) {}
   ~Stored() {
     if (total_) (file_.empty() ? total_->memory : total_->files) -= bytes();
     std::error_code none;
@@ -82,8 +87,11 @@ class Stored {
   Stored& operator=(const Stored&) = delete;
 
   std::size_t size() const { return size_; }
-  std::size_t bytes() const { return size_ * sizeof(T); }
-  bool in_memory() const { return !in_file_; }  // without waiting for a file that is being written
+  std::size_t bytes() const { return size_ * sizeof(typename Values::value_type); }
+  bool in_memory() const {
+    const std::lock_guard lock(mutex_);
+    return file_.empty();
+  }
 
   // Adds the bytes of the values to `total` until the object dies. Only the first call does so.
   void count(const std::shared_ptr<StoredBytes>& total) {
@@ -93,30 +101,36 @@ class Stored {
     total_->memory += bytes();
   }
 
-  // Copies the values, from the file if they are there. Throws IoError.
-  void copy_to(std::span<T> to) const {
+  // Returns the values, from the file if they are there. Callers of the same time share the memory. Throws IoError.
+  Memory get() const {
     const std::lock_guard lock(mutex_);
-    if (file_.empty()) {
-      std::copy(values_.begin(), values_.end(), to.begin());
-      return;
-    }
+    if (file_.empty()) return values_;
+    if (auto shared = read_.lock()) return shared;
     const io::Bytes content = io::read_file(file_);
     const auto fail = [&](const std::string& what) { throw IoError(IoError::Kind::system, file_.string(), -1, what); };
     if (content.size() != bytes()) {
       fail(std::to_string(content.size()) + " bytes, expected " + std::to_string(bytes()));
     }
     if (io::crc32c(content) != checksum_) fail("its bytes are not the ones that were written: the checksum differs");
-    std::memcpy(to.data(), content.data(), bytes());
+    const auto values = std::make_shared<Values>(size_);
+    std::memcpy(values->data(), content.data(), bytes());
+    read_ = values;
+    return values;
+  }
+  // Returns whether the values lie in this memory, which get() may have returned.
+  bool is(const Memory& values) const {
+    const std::lock_guard lock(mutex_);
+    return file_.empty() ? values_ == values : read_.lock() == values;
   }
 
   // Moves the values to a new file of the folder; waits if another thread is moving them. Throws IoError; the values
   // then stay in memory.
   void swap_out(const std::filesystem::path& folder) {
-    const std::lock_guard lock(mutex_);
-    if (!file_.empty() || size_ == 0) return;
+    const std::lock_guard moving(moving_);
+    if (!in_memory() || size_ == 0) return;
     if (total_) total_->moving += bytes();
     const auto file = folder / new_swap_name();
-    const io::ByteView content(reinterpret_cast<const std::uint8_t*>(values_.data()), bytes());
+    const io::ByteView content(reinterpret_cast<const std::uint8_t*>(values_->data()), bytes());
     try {
       io::Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
       if (out.get() < 0) throw io::system_error(file, "create it");
@@ -128,10 +142,11 @@ class Stored {
       if (total_) total_->moving -= bytes();
       throw;
     }
-    checksum_ = io::crc32c(content);
+    const auto checksum = io::crc32c(content);
+    const std::lock_guard lock(mutex_);
+    checksum_ = checksum;
     file_ = file;
-    in_file_ = true;
-    std::vector<T>().swap(values_);
+    read_ = std::exchange(values_, nullptr);
     if (total_) {
       total_->moving -= bytes();  // first: see StoredBytes::staying
       total_->memory -= bytes();
@@ -140,17 +155,83 @@ class Stored {
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<T> values_;
+  std::mutex moving_;                         // held while a file is written
+  mutable std::mutex mutex_;                  // guards the members that follow
+  Memory values_;                             // null: in the file
+  mutable std::weak_ptr<const Values> read_;  // memory that has the values of the file
   std::size_t size_;
   std::filesystem::path file_;
   std::uint32_t checksum_ = 0;  // of the file
-  std::atomic<bool> in_file_ = false;
   std::shared_ptr<StoredBytes> total_;
 };
 
-// The floats of a model's state; the ids of a text.
-using StoredState = Stored<float>;
-using StoredIds = Stored<std::int32_t>;
+using StoredIds = Stored<std::vector<std::int32_t>>;  // of a text
+using StoredPage = Stored<nn::PageBytes>;
+
+// The stored pages by their memory, so that states with the same page store it once. Several threads may call functions
+// at once.
+class StoredPages {
+ public:
+  // Returns the stored page of a page.
+  std::shared_ptr<StoredPage> of(const nn::Page& page) {
+    const std::lock_guard lock(mutex_);
+    auto& known = pages_[page.get()];
+    if (auto stored = known.lock(); stored && stored->is(page)) return stored;
+    auto stored = std::make_shared<StoredPage>(page);
+    known = stored;
+    forget_dead();
+    return stored;
+  }
+  // Returns the memory of a stored page. Throws IoError.
+  nn::Page read(const std::shared_ptr<StoredPage>& stored) {
+    auto page = stored->get();
+    const std::lock_guard lock(mutex_);
+    pages_[page.get()] = stored;
+    return page;
+  }
+
+ private:
+  // Bounds the memory of pages that are no longer stored by the memory of the others.
+  void forget_dead() {
+    if (pages_.size() < 2 * alive_) return;
+    std::erase_if(pages_, [](const auto& page) { return page.second.expired(); });
+    alive_ = std::max<std::size_t>(pages_.size(), 64);
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<const nn::PageBytes*, std::weak_ptr<StoredPage>> pages_;
+  std::size_t alive_ = 64;  // after the last call of forget_dead
+};
+
+// A TextState that is stored.
+class StoredState {
+ public:
+  StoredState(const nn::TextState& state, std::shared_ptr<StoredPages> pages)
+      : tokens_(state.tokens), own_(state.own), all_pages_(std::move(pages)) {
+    for (const auto& page : state.pages) pages_.push_back(all_pages_->of(page));
+  }
+
+  // Throws IoError.
+  nn::TextState get() const {
+    nn::TextState state{tokens_, own_.get()};
+    for (const auto& page : pages_) state.pages.push_back(all_pages_->read(page));
+    return state;
+  }
+  const std::vector<std::shared_ptr<StoredPage>>& pages() const { return pages_; }
+  // Returns the bytes that no other state shares.
+  std::size_t own_bytes() const { return own_.bytes(); }
+  // Calls f with everything that may move to a file.
+  template <class F>
+  void for_each_part(F&& f) {
+    f(own_);
+    for (const auto& page : pages_) f(*page);
+  }
+
+ private:
+  std::int64_t tokens_;
+  Stored<std::vector<float>> own_;
+  std::shared_ptr<StoredPages> all_pages_;
+  std::vector<std::shared_ptr<StoredPage>> pages_;
+};
 
 }  // namespace efla::engine

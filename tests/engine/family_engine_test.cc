@@ -86,6 +86,43 @@ TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
   test::expect_error([&] { engine({.on_gpu = true}); }, "device", "cpu");
 }
 
+// Sessions of a long text, of which each continues the one before.
+TEST_P(FamilyEngine, ASessionSharesThePagesOfTheTextThatItContinues) {
+  constexpr std::int64_t kTokens = 1000, kSessions = 6;
+  constexpr std::size_t kRecords = 2000;  // at most, of a session's ids and of what sampling needs
+  const test::TempFolder swap;
+  const auto one = engine({.cache_memory = 0});
+  const auto constant = one->info().session_bytes, page = 64 * one->info().token_bytes;
+  const auto store = [&](Engine& engine, std::int64_t i) {
+    auto request = i == 0 ? request_of(std::string(kTokens, 'x'), 3) : request_of("more", 3);
+    request.session = i == 0 ? "" : "s" + std::to_string(i - 1);
+    request.save_as = "s" + std::to_string(i);
+    request.cache_after = {512, 768};
+    EXPECT_EQ(reply(engine, request).error, "");
+  };
+  for (std::int64_t i = 0; i < kSessions; ++i) store(*one, i);
+  const auto pages = (kTokens + kSessions * 8) / 64 * page;
+  EXPECT_GT(one->statistics().session_bytes, kSessions * constant + pages);
+  EXPECT_LT(one->statistics().session_bytes, kSessions * (constant + page + kRecords) + pages + 4 * kTokens);
+  EXPECT_GT(one->session("s0").bytes, constant + kTokens / 64 * page);
+
+  // The states of the prefix cache after 512, 768 and 960 tokens have 15 pages together.
+  const auto small = engine({.session_memory = 3 * (constant + page + kRecords),
+                             .cache_memory = 3 * constant + 15 * page,
+                             .swap = swap.path()});
+  for (std::int64_t i = 0; i < kSessions; ++i) store(*small, i);
+  EXPECT_EQ(small->statistics().cache_bytes, 3 * constant + 15 * page);
+  EXPECT_LT(small->statistics().session_bytes, 3 * (constant + page + kRecords));
+  EXPECT_LT(small->statistics().swapped_bytes, kSessions * (constant + page) + pages + 8 * kTokens);
+  for (std::int64_t i = 0; i < kSessions; ++i) {
+    const auto name = "s" + std::to_string(i);
+    EXPECT_EQ(small->save(name), one->save(name)) << name;
+    if (i > 0) small->erase("s" + std::to_string(i - 1));
+  }
+  EXPECT_EQ(reply(*small, in_session(request_of("end", 9), "s5", "")),
+            reply(*one, in_session(request_of("end", 9), "s5", "")));
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, FamilyEngine, testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "olmo_hybrid" : "qwen3_5_text"); });
 

@@ -298,20 +298,20 @@ class PagedModel final : public EngineModel {
   Capabilities capabilities() const override { return {}; }
   std::size_t weight_bytes() const override { return 0; }
   TextMemory text_memory() const override { return {.constant = 100, .page = 10, .page_tokens = 4}; }
-  std::vector<nn::StatePart> state_parts(std::int64_t tokens) const override {
-    return {{"constant", {1}, 0, 1}, {"pages", {tokens}, 1, static_cast<std::size_t>(tokens)}};
+  StateLayout layout(std::int64_t tokens) const override {
+    return {.parts = {{"constant", {1}, 0, 1}, {"keys", {tokens}, 1, static_cast<std::size_t>(tokens)}}};
   }
-  void make_slots(std::int64_t slots) override { tokens_.assign(static_cast<std::size_t>(slots), 0); }
+  void make_slots(std::int64_t slots, std::int64_t pages) override {
+    EXPECT_EQ(pages, 50);
+    tokens_.assign(static_cast<std::size_t>(slots), 0);
+  }
   void clear(std::int64_t slot) override { at(slot) = 0; }
-  void set(std::int64_t slot, std::int64_t tokens, const std::function<void(std::span<float> state)>& write) override {
-    std::vector<float> state(static_cast<std::size_t>(1 + tokens));
-    write(state);
-    at(slot) = tokens;
-  }
-  void copy(std::int64_t from, std::int64_t to) override { at(to) = at(from); }
+  void set(std::int64_t slot, const nn::TextState& state) override { at(slot) = state.tokens; }
+  void copy(std::int64_t from, std::int64_t to, std::int64_t /*tokens*/) override { at(to) = at(from); }
   void drop(std::int64_t slot) override { at(slot) = 0; }
-  std::vector<float> state(std::int64_t slot) override {
-    return std::vector<float>(static_cast<std::size_t>(1 + at(slot)));
+  nn::TextState state(std::int64_t slot, std::int64_t tokens) override {
+    EXPECT_EQ(tokens, at(slot));
+    return {tokens, std::make_shared<std::vector<float>>(static_cast<std::size_t>(1 + tokens))};
   }
   void advance(std::span<const std::int32_t> /*ids*/, std::span<const nn::TextRun> runs,
                ThreadPool& /*pool*/) override {

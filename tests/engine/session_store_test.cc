@@ -26,7 +26,7 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   SessionStore store(3 * kBytes + kRecords, swap, 0);
   const auto put = [&](const std::string& name) {
     auto text = std::make_shared<StoredText>();
-    text->state = std::make_shared<StoredState>(std::vector<float>(kFloats));
+    text->state = store.stored({0, std::make_shared<std::vector<float>>(kFloats)});
     store.put(name, std::move(text));
   };
   put("text");
@@ -34,7 +34,7 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   put("other");
   // The next file's name is that of a pipe, so that writing it waits for a reader.
   std::filesystem::create_directory(number);
-  StoredState before(std::vector<float>(1));
+  Stored<std::vector<float>> before(std::vector<float>(1));
   before.swap_out(number);
   const std::string file = std::filesystem::directory_iterator(number)->path().filename();
   const auto digits = file.find('-') + 1;
@@ -67,21 +67,20 @@ TEST(SessionStore, SaysWhatIsWrongWithASwapFile) {
     }
     return std::string();
   };
-  StoredState state({1.0F, 2.0F});
+  const std::vector<float> values{1.0F, 2.0F};
+  Stored<std::vector<float>> state(values);
   EXPECT_NE(failure([&] { state.swap_out(swap); }).find("No such file"), std::string::npos);
   EXPECT_TRUE(state.in_memory());
   std::filesystem::create_directory(swap);
   state.swap_out(swap);
-  std::vector<float> values(2);
-  state.copy_to(values);
-  EXPECT_EQ(values, (std::vector<float>{1.0F, 2.0F}));
+  EXPECT_EQ(*state.get(), values);
   const auto file = std::filesystem::directory_iterator(swap)->path();
   auto bytes = test::read_text(file);
   bytes[3] = static_cast<char>(bytes[3] ^ 1);
   test::write_text(file, bytes);
-  EXPECT_NE(failure([&] { state.copy_to(values); }).find("the checksum differs"), std::string::npos);
+  EXPECT_NE(failure([&] { state.get(); }).find("the checksum differs"), std::string::npos);
   std::filesystem::resize_file(file, 6);
-  EXPECT_NE(failure([&] { state.copy_to(values); }).find("6 bytes, expected 8"), std::string::npos);
+  EXPECT_NE(failure([&] { state.get(); }).find("6 bytes, expected 8"), std::string::npos);
 }
 
 TEST(SessionStore, LocksItsFolderAndRemovesWhatAKilledProcessLeft) {

@@ -163,11 +163,11 @@ Ids greedy(FamilyModel& model, const Ids& prompt, std::size_t count) {
   for (std::int64_t tokens = std::ssize(prompt); drawn.size() < count; ++tokens) {
     drawn.push_back(likeliest(logits, vocab));
     if (drawn.size() % 2 == 0) {
-      const auto state = model.state(0);
+      const auto state = model.state(0, tokens);
       model.clear(0);
-      model.set(0, tokens, state);
+      model.set(0, state);
     } else {
-      model.copy(0, 1);
+      model.copy(0, 1, tokens);
       texts.set_tokens(1, tokens);
       texts.advance({{1, {1}, true}});  // writes into a page of its own
       model.drop(1);
@@ -189,7 +189,7 @@ void check_drafts(FamilyModel& model, const Ids& ids) {
   std::vector<float> steps;
   for (std::int64_t i = begin; i < begin + 5; ++i) {
     if (i == begin + 3) {
-      EXPECT_EQ(model.state(1), model.state(0));
+      EXPECT_EQ(*model.state(1, i).own, *model.state(0, i).own);
     }
     append(steps, texts.advance({{0, part_of(ids, i, i + 1), true}}));
   }

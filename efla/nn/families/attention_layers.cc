@@ -25,70 +25,87 @@ View<float, 3> heads_of(const View<float, 2>& rows, std::int64_t heads) {
 
 }  // namespace
 
-void TextPages::own(std::int64_t slot, std::int64_t begin, std::int64_t end) {
+void TextPages::grow(std::int64_t slot, std::int64_t tokens) {
   Text& pages = text(slot);
-  const auto count = static_cast<std::size_t>(shape_.pages_for(end));
-  for (auto page = static_cast<std::size_t>(begin / shape_.page_tokens); page < count; ++page) {
-    if (page < pages.size() && pages[page].use_count() == 1) continue;
-    std::shared_ptr<float[]> own(new float[static_cast<std::size_t>(page_floats())]);
-    if (page < pages.size()) {
-      std::copy_n(pages[page].get(), page_floats(), own.get());
-      pages[page] = std::move(own);
-    } else {
-      pages.push_back(std::move(own));
-    }
-  }
+  while (std::cmp_less(pages.size(), shape_.pages_for(tokens)))
+    pages.push_back(std::make_shared<PageBytes>(page_bytes()));
 }
 
-std::vector<float*> TextPages::keys(std::int64_t slot, std::int64_t layer) const {
-  std::vector<float*> pages;
-  for (const auto& page : text(slot)) pages.push_back(page.get() + layer * layer_floats());
+void TextPages::copy(std::int64_t from, std::int64_t to, std::int64_t tokens) {
+  Text& pages = text(to);
+  pages = text(from);
+  pages.resize(static_cast<std::size_t>(shape_.pages_for(tokens)));
+  if (open_tokens(tokens) > 0) pages.back() = std::make_shared<PageBytes>(*pages.back());
+}
+
+std::vector<Page> TextPages::full(std::int64_t slot, std::int64_t tokens) const {
+  const Text& pages = text(slot);
+  return {pages.begin(), pages.begin() + full_pages(tokens)};
+}
+
+template <class S>
+std::vector<S*> TextPages::keys(std::int64_t slot, std::int64_t layer) const {
+  std::vector<S*> pages;
+  for (const auto& page : text(slot)) {
+    pages.push_back(reinterpret_cast<S*>(page->data() + static_cast<std::size_t>(layer) * layer_bytes()));
+  }
   return pages;
 }
 
-std::vector<float*> TextPages::values(std::int64_t slot, std::int64_t layer) const {
-  auto pages = keys(slot, layer);
+template <class S>
+std::vector<S*> TextPages::values(std::int64_t slot, std::int64_t layer) const {
+  auto pages = keys<S>(slot, layer);
   for (auto& page : pages) page += shape_.key_page_elements();
   return pages;
 }
 
-// Calls f(number) for every number of a text's first tokens, in the order of read.
-template <class F>
-void TextPages::for_each(std::int64_t slot, std::int64_t tokens, F&& f) const {
+// Calls f(number) for every number behind the full pages, in the order of read.
+template <class S, class F>
+void TextPages::for_each_open(std::int64_t slot, std::int64_t tokens, F&& f) const {
   const std::int64_t dim = shape_.key_dim, size = shape_.page_tokens;
-  const auto each = [&](const std::vector<float*>& pages, std::int64_t token_stride, std::int64_t element_stride) {
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      float* page = pages[static_cast<std::size_t>(t / size)] + t % size * token_stride;
+  const auto each = [&](S* page, std::int64_t token_stride, std::int64_t element_stride) {
+    for (std::int64_t t = 0; t < open_tokens(tokens); ++t) {
       for (std::int64_t g = 0; g < shape_.key_value_heads; ++g) {
-        for (std::int64_t i = 0; i < dim; ++i) f(page[g * dim * size + i * element_stride]);
+        for (std::int64_t i = 0; i < dim; ++i) f(page[g * dim * size + t * token_stride + i * element_stride]);
       }
     }
   };
+  if (open_tokens(tokens) == 0) return;
+  const auto open = static_cast<std::size_t>(full_pages(tokens));
   for (std::int64_t layer = 0; layer < layers_; ++layer) {
-    each(keys(slot, layer), 1, size);
-    each(values(slot, layer), dim, 1);
+    each(keys<S>(slot, layer)[open], 1, size);
+    each(values<S>(slot, layer)[open], dim, 1);
   }
 }
 
-void TextPages::read(std::int64_t slot, std::int64_t tokens, std::span<float> state) const {
-  auto to = state.begin();
-  for_each(slot, tokens, [&](float number) { *to++ = number; });
+void TextPages::read(std::int64_t slot, std::int64_t tokens, std::span<float> open) const {
+  auto to = open.begin();
+  const auto take = [&](auto number) { *to++ = to_float(number); };
+  type_ == KeyValueType::float32 ? for_each_open<float>(slot, tokens, take)
+                                 : for_each_open<bfloat16>(slot, tokens, take);
 }
 
-void TextPages::write(std::int64_t slot, std::int64_t tokens, std::span<const float> state) {
-  clear(slot);
-  own(slot, 0, tokens);
-  auto from = state.begin();
-  for_each(slot, tokens, [&](float& number) { number = *from++; });
+void TextPages::write(std::int64_t slot, std::int64_t tokens, std::span<const Page> full, std::span<const float> open) {
+  Text& pages = text(slot);
+  pages.clear();
+  // Attention takes all pages in one list, but writes only behind the full ones.
+  for (const auto& page : full) pages.push_back(std::const_pointer_cast<PageBytes>(page));
+  grow(slot, tokens);
+  auto from = open.begin();
+  if (type_ == KeyValueType::float32) {
+    for_each_open<float>(slot, tokens, [&](float& number) { number = *from++; });
+  } else {
+    for_each_open<bfloat16>(slot, tokens, [&](bfloat16& number) { number = to_bfloat16(*from++); });
+  }
 }
 
-AttentionLayers::AttentionLayers(const FamilyConfig& config)
+AttentionLayers::AttentionLayers(const FamilyConfig& config, KeyValueType type)
     : family_(*config.family),
       shape_(shape_of(config)),
       rotary_(config.rotary),
       rope_theta_(config.rope_theta),
       norm_eps_(config.norm_eps),
-      pages_(shape_, config.attention_layers()) {}
+      pages_(shape_, config.attention_layers(), type) {}
 
 std::size_t AttentionLayers::weight_bytes() const {
   std::size_t total = 0;
@@ -99,7 +116,7 @@ std::size_t AttentionLayers::weight_bytes() const {
 void AttentionLayers::begin(std::span<const TextRun> runs) {
   positions_.clear();
   for (const auto& run : runs) {
-    if (!layers_.empty()) pages_.own(run.slot, run.begin, run.begin + run.tokens);
+    if (!layers_.empty()) pages_.grow(run.slot, run.begin + run.tokens);
     for (std::int64_t t = 0; t < run.tokens; ++t) positions_.push_back(run.begin + t);
   }
 }
@@ -134,6 +151,24 @@ void AttentionLayers::rotate(const View<float, 2>& rows, std::int64_t heads, Thr
   rope_forward(p, {.context = {.pool = &pool}});
 }
 
+// Computes a problem that has no pages yet.
+template <class S>
+void AttentionLayers::attend_pages(std::int64_t layer, AttentionForward<S> problem, std::span<const TextRun> runs,
+                                   ThreadPool& pool) {
+  std::vector<std::vector<S*>> pages;  // of keys and values of each run
+  for (const auto& run : runs) {
+    pages.push_back(pages_.keys<S>(run.slot, layer));
+    pages.push_back(pages_.values<S>(run.slot, layer));
+  }
+  std::vector<AttentionRun<S>> attention_runs;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    attention_runs.push_back({runs[i].begin, runs[i].tokens, pages[2 * i], pages[2 * i + 1]});
+  }
+  problem.shape = shape_;
+  problem.runs = attention_runs;
+  attention_forward(problem, {.context = {.pool = &pool}});
+}
+
 void AttentionLayers::attend(std::int64_t index, const View<float, 2>& x, const View<float, 2>& y,
                              std::span<const TextRun> runs, ThreadPool& pool) {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
@@ -153,23 +188,14 @@ void AttentionLayers::attend(std::int64_t index, const View<float, 2>& x, const 
   rotate(q, shape_.heads, pool);
   rotate(k, shape_.key_value_heads, pool);
 
-  std::vector<std::vector<float*>> pages;  // of keys and values of each run
-  std::vector<AttentionRun<float>> attention_runs;
-  for (const auto& run : runs) {
-    pages.push_back(pages_.keys(run.slot, index));
-    pages.push_back(pages_.values(run.slot, index));
-  }
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    attention_runs.push_back({runs[i].begin, runs[i].tokens, pages[2 * i], pages[2 * i + 1]});
-  }
-  AttentionForward<float> p;
-  p.shape = shape_;
-  p.runs = attention_runs;
-  p.q = heads_of(q, shape_.heads);
-  p.k = heads_of(k, shape_.key_value_heads);
-  p.v = heads_of(columns_of(projected, {layer.in.outputs() - keys, keys}), shape_.key_value_heads);
-  p.o = heads_of(o, shape_.heads);
-  attention_forward(p, {.context = {.pool = &pool}});
+  const auto compute = [&]<class S>(AttentionForward<S> p) {
+    p.q = heads_of(q, shape_.heads);
+    p.k = heads_of(k, shape_.key_value_heads);
+    p.v = heads_of(columns_of(projected, {layer.in.outputs() - keys, keys}), shape_.key_value_heads);
+    p.o = heads_of(o, shape_.heads);
+    attend_pages(index, p, runs, pool);
+  };
+  pages_.type() == KeyValueType::float32 ? compute(AttentionForward<float>()) : compute(AttentionForward<bfloat16>());
   if (family_.gated_attention) {
     glu_forward<float>({gate_.rows(rows, width), o, o, GateActivation::sigmoid}, {.context = {.pool = &pool}});
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "efla/base/dtype.h"
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
 #include "efla/nn/families/family_config.h"
@@ -18,44 +19,60 @@
 
 namespace efla::nn {
 
-// The keys and values of texts, in float32. A page has a block of tokens, and for each layer the keys [G, K, P] and
-// then the values [G, P, K] of rule/attention.h.
+// The types in which keys and values may be stored.
+enum class KeyValueType { float32, bfloat16 };
+
+// The keys and values of the texts in slots. A page has a block of tokens, and for each layer the keys [G, K, P] and
+// then the values [G, P, K] of rule/attention.h. A text shares its full pages and owns the one behind them.
 class TextPages {
  public:
-  TextPages(const AttentionShape& shape, std::int64_t layers) : shape_(shape), layers_(layers) {}
+  TextPages(const AttentionShape& shape, std::int64_t layers, KeyValueType type)
+      : shape_(shape), layers_(layers), type_(type) {}
 
-  std::size_t page_bytes() const { return static_cast<std::size_t>(page_floats()) * sizeof(float); }
-  // Returns the floats of the keys of a token in a layer, and of the values.
+  KeyValueType type() const { return type_; }
+  std::size_t page_bytes() const { return static_cast<std::size_t>(layers_) * layer_bytes(); }
+  // Returns how many numbers the keys of a token have in a layer, and the values.
   std::int64_t token_floats() const { return shape_.key_value_heads * shape_.key_dim; }
+  // Returns how many numbers read() writes for a text of this many tokens.
+  std::int64_t open_floats(std::int64_t tokens) const { return 2 * layers_ * open_tokens(tokens) * token_floats(); }
+  std::int64_t full_pages(std::int64_t tokens) const { return tokens / shape_.page_tokens; }
+  std::int64_t open_tokens(std::int64_t tokens) const { return tokens % shape_.page_tokens; }
 
   void make_slots(std::int64_t slots) { texts_.resize(static_cast<std::size_t>(slots)); }
   // Frees the pages of a text.
   void clear(std::int64_t slot) { text(slot).clear(); }
-  // Lets a text share all pages of another one.
-  void copy(std::int64_t from, std::int64_t to) { text(to) = text(from); }
-  // Gives a text pages for the tokens from `begin` to `end`, which it shares with no other text.
-  void own(std::int64_t slot, std::int64_t begin, std::int64_t end);
+  // Gives a text pages for this many tokens.
+  void grow(std::int64_t slot, std::int64_t tokens);
+  // Copies the page behind the full pages of a text of this many tokens; the texts then share the full ones.
+  void copy(std::int64_t from, std::int64_t to, std::int64_t tokens);
+  // Returns the full pages of a text of this many tokens.
+  std::vector<Page> full(std::int64_t slot, std::int64_t tokens) const;
+  // Copies the keys [tokens, G, K] and values behind the full pages of a text of this many tokens, layer after layer.
+  void read(std::int64_t slot, std::int64_t tokens, std::span<float> open) const;
+  // Sets a text of this many tokens from its full pages and what read() wrote.
+  void write(std::int64_t slot, std::int64_t tokens, std::span<const Page> full, std::span<const float> open);
 
-  // Return the pages of a text's keys and values in a layer.
-  std::vector<float*> keys(std::int64_t slot, std::int64_t layer) const;
-  std::vector<float*> values(std::int64_t slot, std::int64_t layer) const;
-  // Copy the keys [tokens, G, K] and values of a text's first tokens in every layer, layer after layer, to `state` or
-  // from it.
-  void read(std::int64_t slot, std::int64_t tokens, std::span<float> state) const;
-  void write(std::int64_t slot, std::int64_t tokens, std::span<const float> state);
+  // Return the pages of a text's keys and values in a layer. S is the type's.
+  template <class S>
+  std::vector<S*> keys(std::int64_t slot, std::int64_t layer) const;
+  template <class S>
+  std::vector<S*> values(std::int64_t slot, std::int64_t layer) const;
 
  private:
-  using Text = std::vector<std::shared_ptr<float[]>>;
+  using Text = std::vector<std::shared_ptr<PageBytes>>;
 
   Text& text(std::int64_t slot) { return texts_[static_cast<std::size_t>(slot)]; }
   const Text& text(std::int64_t slot) const { return texts_[static_cast<std::size_t>(slot)]; }
-  std::int64_t layer_floats() const { return shape_.key_page_elements() + shape_.value_page_elements(); }
-  std::int64_t page_floats() const { return layers_ * layer_floats(); }
-  template <class F>
-  void for_each(std::int64_t slot, std::int64_t tokens, F&& f) const;
+  std::size_t number_bytes() const { return type_ == KeyValueType::float32 ? sizeof(float) : sizeof(bfloat16); }
+  std::size_t layer_bytes() const {
+    return number_bytes() * static_cast<std::size_t>(shape_.key_page_elements() + shape_.value_page_elements());
+  }
+  template <class S, class F>
+  void for_each_open(std::int64_t slot, std::int64_t tokens, F&& f) const;
 
   AttentionShape shape_;
   std::int64_t layers_;
+  KeyValueType type_;
   std::vector<Text> texts_;
 };
 
@@ -70,7 +87,7 @@ class AttentionLayers {
     PackedWeight o_proj;
   };
 
-  explicit AttentionLayers(const FamilyConfig& config);
+  AttentionLayers(const FamilyConfig& config, KeyValueType type);
 
   void add(Layer layer) { layers_.push_back(std::move(layer)); }
   std::size_t weight_bytes() const;
@@ -87,6 +104,8 @@ class AttentionLayers {
  private:
   void split(const View<float, 2>& projected);
   void rotate(const View<float, 2>& rows, std::int64_t heads, ThreadPool& pool);
+  template <class S>
+  void attend_pages(std::int64_t layer, AttentionForward<S> problem, std::span<const TextRun> runs, ThreadPool& pool);
 
   const Family& family_;
   AttentionShape shape_;

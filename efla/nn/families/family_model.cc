@@ -29,8 +29,8 @@ DecayRates decay_rates(Vector dt_bias, const Vector& a_log) {
 
 }  // namespace
 
-FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights)
-    : config_(load_family_config(folder)), mixers_(config_.mixer), attention_(config_) {
+FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights, KeyValueType keys_values)
+    : config_(load_family_config(folder)), mixers_(config_.mixer), attention_(config_, keys_values) {
   FamilyWeights files(folder, *config_.family);
   files_ = files.share();
   const auto text = io::read_file(folder / "config.json");
@@ -155,10 +155,11 @@ std::vector<StatePart> FamilyModel::state_parts(std::int64_t tokens) const {
   }
   auto parts = mixers_.state_parts(delta);
   auto at = mixers_.state_floats();
-  const auto floats = static_cast<std::size_t>(tokens * attention_.pages().token_floats());
+  const auto open = attention_.pages().open_tokens(tokens);
+  const auto floats = static_cast<std::size_t>(open * attention_.pages().token_floats());
   for (const auto& prefix : attention) {
     for (const char* name : {"keys", "values"}) {
-      parts.push_back({prefix + name, {1, tokens, config_.key_value_heads, config_.head_dim}, at, floats});
+      parts.push_back({prefix + name, {1, open, config_.key_value_heads, config_.head_dim}, at, floats});
       at += floats;
     }
   }
@@ -168,35 +169,31 @@ std::vector<StatePart> FamilyModel::state_parts(std::int64_t tokens) const {
 void FamilyModel::make_slots(std::int64_t slots) {
   states_.emplace(slots, mixers_.state_floats());
   attention_.pages().make_slots(slots);
-  tokens_.assign(static_cast<std::size_t>(slots), 0);
 }
 
 void FamilyModel::clear(std::int64_t slot) {
   std::ranges::fill(states_->slot(slot), 0.0F);
   attention_.pages().clear(slot);
-  tokens_[static_cast<std::size_t>(slot)] = 0;
 }
 
-void FamilyModel::set(std::int64_t slot, std::int64_t tokens, std::span<const float> state) {
-  std::ranges::copy(state.first(mixers_.state_floats()), states_->slot(slot).begin());
-  attention_.pages().write(slot, tokens, state.subspan(mixers_.state_floats()));
-  tokens_[static_cast<std::size_t>(slot)] = tokens;
+void FamilyModel::set(std::int64_t slot, const TextState& state) {
+  const std::span<const float> own(*state.own);
+  std::ranges::copy(own.first(mixers_.state_floats()), states_->slot(slot).begin());
+  attention_.pages().write(slot, state.tokens, state.pages, own.subspan(mixers_.state_floats()));
 }
 
-void FamilyModel::copy(std::int64_t from, std::int64_t to) {
+void FamilyModel::copy(std::int64_t from, std::int64_t to, std::int64_t tokens) {
   std::ranges::copy(states_->slot(from), states_->slot(to).begin());
-  attention_.pages().copy(from, to);
-  tokens_[static_cast<std::size_t>(to)] = tokens_[static_cast<std::size_t>(from)];
+  attention_.pages().copy(from, to, tokens);
 }
 
-std::vector<float> FamilyModel::state(std::int64_t slot) {
-  const auto tokens = tokens_[static_cast<std::size_t>(slot)];
+TextState FamilyModel::state(std::int64_t slot, std::int64_t tokens) {
+  const TextPages& pages = attention_.pages();
   const auto constant = mixers_.state_floats();
-  const auto grown = 2 * config_.attention_layers() * tokens * attention_.pages().token_floats();
-  std::vector<float> all(constant + static_cast<std::size_t>(grown));
-  std::ranges::copy(states_->slot(slot), all.begin());
-  attention_.pages().read(slot, tokens, std::span(all).subspan(constant));
-  return all;
+  std::vector<float> own(constant + static_cast<std::size_t>(pages.open_floats(tokens)));
+  std::ranges::copy(states_->slot(slot), own.begin());
+  pages.read(slot, tokens, std::span(own).subspan(constant));
+  return {tokens, std::make_shared<std::vector<float>>(std::move(own)), pages.full(slot, tokens)};
 }
 
 // Replaces the rows x by the MLP's output.
@@ -214,10 +211,6 @@ void FamilyModel::advance(std::span<const std::int32_t> ids, std::span<const Tex
   const std::int64_t rows = std::ssize(ids);
   mixers_.begin(rows, runs, drafts);
   attention_.begin(runs);
-  for (const auto& run : runs) {
-    const bool draft = run.decode && run.tokens > 1;
-    if (!draft) tokens_[static_cast<std::size_t>(run.slot)] = run.begin + run.tokens;
-  }
   const View<float, 2> x = x_.rows(rows, config_.hidden_size), part = normed_.rows(rows, config_.hidden_size);
   const PackedWeight& embeddings = config_.tied ? head_ : embeddings_;
   for (std::int64_t row = 0; row < rows; ++row) embeddings.copy_row(ids[static_cast<std::size_t>(row)], x.at(row));
@@ -242,7 +235,6 @@ void FamilyModel::advance(std::span<const std::int32_t> ids, std::span<const Tex
 // Keys and values of tokens that are not accepted stay in the pages, and are overwritten by the tokens in their place.
 void FamilyModel::accept(const Draft& draft, std::int64_t tokens, ThreadPool& pool) {
   mixers_.accept(draft, tokens, *states_, pool);
-  tokens_[static_cast<std::size_t>(draft.run.slot)] = draft.run.begin + tokens;
 }
 
 void FamilyModel::logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const {

@@ -26,7 +26,9 @@ class FamilyModel {
   // except that float16 is widened. With bfloat16 and int8 the matrices of linear layers are rounded to this type where
   // the file's type has more bits; the projections of step sizes and decays are not. Throws IoError for a folder that
   // is not a model of a family, or not a whole one.
-  FamilyModel(const std::filesystem::path& folder, WeightType weights);
+  // keys_values: the type in which attention stores keys and values.
+  FamilyModel(const std::filesystem::path& folder, WeightType weights,
+              KeyValueType keys_values = KeyValueType::float32);
 
   const FamilyConfig& config() const { return config_; }
   std::int64_t parameters() const { return parameters_; }
@@ -37,18 +39,21 @@ class FamilyModel {
 
   std::size_t constant_bytes() const { return mixers_.state_floats() * sizeof(float); }  // of a text
   std::size_t page_bytes() const { return attention_.pages().page_bytes(); }             // of kAttentionBlock tokens
-  // Returns the parts of a state after this many tokens, the constant ones first.
+  KeyValueType keys_values() const { return attention_.pages().type(); }
+  // Returns the parts of TextState::own after this many tokens, the constant ones first.
   std::vector<StatePart> state_parts(std::int64_t tokens) const;
 
   // Makes the slots, once, before the functions that follow.
   void make_slots(std::int64_t slots);
-  // Set the state in a slot: to the state of an empty text, to `state` of this many tokens, to another slot's.
+  // Set the state in a slot: to the state of an empty text, to `state`, to another slot's, which has seen this many
+  // tokens.
   void clear(std::int64_t slot);
-  void set(std::int64_t slot, std::int64_t tokens, std::span<const float> state);
-  void copy(std::int64_t from, std::int64_t to);
+  void set(std::int64_t slot, const TextState& state);
+  void copy(std::int64_t from, std::int64_t to, std::int64_t tokens);
   // Frees the pages of a slot.
   void drop(std::int64_t slot) { attention_.pages().clear(slot); }
-  std::vector<float> state(std::int64_t slot);
+  // Returns the state in a slot, which has seen this many tokens.
+  TextState state(std::int64_t slot, std::int64_t tokens);
 
   // Do what InferenceModel's functions do.
   void advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, const View<float, 2>& hidden,
@@ -83,7 +88,6 @@ class FamilyModel {
   std::int64_t parameters_ = 0, skipped_ = 0;
 
   std::optional<StatePool> states_;
-  std::vector<std::int64_t> tokens_;  // of the texts in the slots
   RowBuffer x_, normed_, inner_, product_;
 };
 

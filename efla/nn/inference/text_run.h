@@ -1,9 +1,10 @@
-// Texts that a model continues on the CPU: the tokens of a call, and the states in slots.
+// Texts that a model continues on the CPU: the tokens of a call, and the states in slots and outside of slots.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,6 +56,32 @@ struct StatePart {
   std::string name;
   std::vector<std::int64_t> shape;
   std::size_t offset, floats;
+};
+
+// Allocates memory that begins with a cache line, because a load across two lines takes longer.
+template <class T>
+struct CacheLineAllocator {
+  using value_type = T;
+  static constexpr std::align_val_t kCacheLine{64};
+
+  CacheLineAllocator() = default;
+  template <class U>
+  explicit CacheLineAllocator(const CacheLineAllocator<U>& /*other*/) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), kCacheLine)); }
+  void deallocate(T* p, std::size_t /*n*/) { ::operator delete(p, kCacheLine); }
+  bool operator==(const CacheLineAllocator&) const = default;
+};
+
+// The keys and values of consecutive tokens in all layers of softmax attention. Once all of a page's tokens are in the
+// text the page never changes, so that texts and states outside of slots hold the same page.
+using PageBytes = std::vector<std::byte, CacheLineAllocator<std::byte>>;
+using Page = std::shared_ptr<const PageBytes>;
+
+// The state of a text outside of a slot. It never changes, and copies share its memory.
+struct TextState {
+  std::int64_t tokens = 0;                        // that the state has seen
+  std::shared_ptr<const std::vector<float>> own;  // the constant part, then keys and values behind the last page
+  std::vector<Page> pages = {};                   // the full ones, in the order of the text
 };
 
 }  // namespace efla::nn
