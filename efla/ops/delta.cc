@@ -20,6 +20,7 @@ namespace {
 
 constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
 constexpr SavedStates kSavedOnCpu{};
+constexpr const char* kOneKey = "it does not take rules with two keys";
 // Each saved state is written by the forward and read by the backward, which computes the intervals of a sequence at
 // the same time. For elements of 16 bits longer intervals than this one save little more, and leave too few of them
 // where sequences and heads are few (docs/design/2026-11-cuda-backward.md).
@@ -51,7 +52,15 @@ std::string refuse_saved(const Problem& p, const SavedStates& own) {
 template <class T, class Problem>
 std::string refuse_simd(const Problem& p, bool) {
   const std::string reason = refuse_type<T>();
+  if (reason.empty() && p.rule.two_keys) return kOneKey;
   return reason.empty() ? refuse_saved(p, kSavedOnCpu) : reason;
+}
+
+// Refuses what the kernel for decode steps does not take. Problem is DeltaStep or DeltaSteps.
+template <class T, class Problem>
+std::string refuse_step(const Problem& p, bool) {
+  const std::string reason = refuse_type<T>();
+  return reason.empty() && p.rule.two_keys ? kOneKey : reason;
 }
 
 std::string dimensions(const DeltaShape& shape) { return "keys of " + std::to_string(shape.key_dim) + " dimensions"; }
@@ -160,8 +169,7 @@ std::span<const Implementation<Problem>> backward_rows() {
 template <class T, class S, class Problem = DeltaStep<T, S>>
 std::span<const Implementation<Problem>> step_rows() {
   static const Implementation<Problem> rows[]{
-      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_type<T>(); },
-       EFLA_CPU_KERNEL(T, step)},
+      {"recurrent_simd", "recurrent", kCpu, refuse_step<T, Problem>, EFLA_CPU_KERNEL(T, step)},
       {"recurrent_cuda", "recurrent", kCuda, EFLA_CUDA_ROW(refuse_cuda_step, run_cuda_step)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::step(p); }},
@@ -206,7 +214,7 @@ void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
       for_each_element(p.states, slot(i_b), [&](const S& x) { before[i_b].push_back(x); });
     }
     f(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
-                      token_of(p.g, t), p.states, token_of(p.o, t), p.slots});
+                      token_of(p.g, t), p.states, token_of(p.o, t), p.slots, token_of(p.erase_key, t)});
   }
   for (std::int64_t i_b = 0; i_b < std::ssize(before); ++i_b) {
     auto next = before[i_b].begin();
@@ -217,7 +225,7 @@ void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
 template <class T, class S, class Problem = DeltaSteps<T, S>>
 std::span<const Implementation<Problem>> steps_rows() {
   static const Implementation<Problem> rows[]{
-      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_type<T>(); },
+      {"recurrent_simd", "recurrent", kCpu, refuse_step<T, Problem>,
        [](const Problem& p, const ExecutionContext& context) {
          for_each_token(p, [&](const DeltaStep<T, S>& token) { EFLA_CPU_KERNEL(T, step)(token, context); });
        }},

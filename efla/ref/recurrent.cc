@@ -49,10 +49,10 @@ void decay(Matrix& s, const Token& token) {
   }
 }
 
-// Computes u_t = b v − a S̃_tᵀ k and S_t = S̃_t + k uᵀ. Returns u_t and leaves S_t in s.
+// Computes u_t = b v − a S̃_tᵀ κ and S_t = S̃_t + k uᵀ. Returns u_t and leaves S_t in s.
 std::vector<double> advance(Matrix& s, const Token& token) {
   decay(s, token);
-  std::vector<double> u = transposed_times(s, token.k);
+  std::vector<double> u = transposed_times(s, token.erase_key);
   for (std::size_t j = 0; j < u.size(); ++j) u[j] = token.b * token.v[j] - token.a * u[j];
   add_outer(s, token.k, u);
   return u;
@@ -84,20 +84,25 @@ View<S, 4> chunk_state(const View<S, 5>& states, std::int64_t chunk) {
           {states.stride[0], states.stride[2], states.stride[3], states.stride[4]}};
 }
 
-// Returns the gradient of x/√(Σx² + ε) from its result y: (dy − y (y·dy)) · factor; dy unchanged if the norm is off.
-std::vector<double> l2_normalise_bwd(const std::vector<double>& y, std::vector<double> dy, double factor, bool on) {
-  if (!on) return dy;
-  const double along = dot(y, dy);
+// Replaces the gradient dy of a result y = x · factor, factor = 1/√(Σx² + ε), by the gradient of x, (dy − y along) ·
+// factor. `along` is y·dy, plus the products of the other results of the same factor with their gradients.
+void l2_normalise_bwd(const std::vector<double>& y, double factor, double along, std::vector<double>& dy) {
   for (std::size_t i = 0; i < y.size(); ++i) dy[i] = factor * (dy[i] - along * y[i]);
-  return dy;
 }
 
 using Rows = std::vector<std::vector<double>>;
 
-// Computes the gradients of one value head. Adds the head's dq and dk to the sums [T, K] over the value heads of a
-// query head.
+// Sums over the value heads of a query head, [T, K] each. With one key erase_key stays zero, and k has both gradients.
+struct KeyGradients {
+  Rows q, k, erase_key;
+
+  KeyGradients(std::int64_t tokens, std::int64_t key_dim)
+      : q(tokens, std::vector<double>(key_dim)), k(q), erase_key(q) {}
+};
+
+// Computes the gradients of one value head. Adds the head's dq, dk and dκ to the sums.
 template <class T>
-void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows& dq_sum, Rows& dk_sum) {
+void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, KeyGradients& sums) {
   const Sequence at = sequence_of(p, n);
   const double scale = p.rule.scale_for(p.shape.key_dim);
   Matrix s(p.shape.key_dim, p.shape.value_dim);
@@ -122,19 +127,21 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows&
     add_outer(ds, token.q, dout);
     std::vector<double> dk = times(ds, us[r]);  // S_t = S̃_t + k uᵀ
     std::vector<double> du = transposed_times(ds, token.k);
-    const std::vector<double> error = transposed_times(decayed, token.k);  // e = S̃_tᵀ k; u = b v − a e
+    const std::vector<double> error = transposed_times(decayed, token.erase_key);  // e = S̃_tᵀ κ; u = b v − a e
     const double da = -dot(error, du);
     const double db = dot(token.v, du);
     for (std::int64_t j = 0; j < p.shape.value_dim; ++j) p.dv(at.i_b, t, i_h, j) = round_to<T>(token.b * du[j]);
     for (double& e : du) e *= -token.a;  // de
     const std::vector<double> dk_erase = times(decayed, du);
-    add_outer(ds, token.k, du);
+    add_outer(ds, token.erase_key, du);
     const double dalpha = p.rule.step.erase_scale * da + p.rule.step.write_scale * db;
     const double dlambda = dalpha * token.gain.dalpha_dlambda();
     p.dbeta(at.i_b, t, i_h) = round_to<T>(dalpha * token.gain.dalpha_dbeta());
-    for (std::size_t i = 0; i < dk.size(); ++i) {
-      dq_sum[r][i] += dq[i];
-      dk_sum[r][i] += dk[i] + dk_erase[i] + 2.0 * dlambda * token.k[i];
+    auto& erase_sum = p.rule.two_keys ? sums.erase_key[r] : sums.k[r];
+    for (std::size_t i = 0; i < dk.size(); ++i) {  // λ = κᵀk
+      sums.q[r][i] += dq[i];
+      sums.k[r][i] += dk[i] + dlambda * token.erase_key[i];
+      erase_sum[i] += dk_erase[i] + dlambda * token.k[i];
     }
     std::vector<double> dg(p.shape.key_dim);  // S̃ = diag(e^g) S_{t−1}, so dg = Σ_j dS̃ ∘ S̃
     for (std::int64_t i = 0; i < ds.rows; ++i) {
@@ -178,17 +185,19 @@ void recurrent_bwd(const DeltaBackward<T>& p) {
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
     const Sequence at = sequence_of(p, n);
     for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
-      Rows dq(at.end - at.begin, std::vector<double>(p.shape.key_dim)), dk = dq;
-      for (std::int64_t i = 0; i < p.shape.group(); ++i) head_bwd(p, n, i_q * p.shape.group() + i, dq, dk);
+      KeyGradients sums(at.end - at.begin, p.shape.key_dim);
+      for (std::int64_t i = 0; i < p.shape.group(); ++i) head_bwd(p, n, i_q * p.shape.group() + i, sums);
       for (std::int64_t t = at.begin; t < at.end; ++t) {
         const Token token = read_token(p, at.i_b, t, i_q * p.shape.group());
-        auto& dq_t = dq[t - at.begin];
-        auto& dk_t = dk[t - at.begin];
-        dq_t = l2_normalise_bwd(token.q, std::move(dq_t), token.q_factor, p.rule.qk_l2norm);
-        dk_t = l2_normalise_bwd(token.k, std::move(dk_t), token.k_factor, p.rule.qk_l2norm);
+        auto &dq = sums.q[t - at.begin], &dk = sums.k[t - at.begin], &dkappa = sums.erase_key[t - at.begin];
+        if (p.rule.qk_l2norm) {
+          l2_normalise_bwd(token.q, token.q_factor, dot(token.q, dq), dq);
+          l2_normalise_bwd(token.k, token.k_factor, dot(token.k, dk) + dot(token.erase_key, dkappa), dk);
+        }
         for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
-          p.dq(at.i_b, t, i_q, i) = round_to<T>(dq_t[i]);
-          p.dk(at.i_b, t, i_q, i) = round_to<T>(dk_t[i]);
+          p.dq(at.i_b, t, i_q, i) = round_to<T>(dq[i]);
+          p.dk(at.i_b, t, i_q, i) = round_to<T>(dk[i]);
+          if (p.rule.two_keys) p.derase_key(at.i_b, t, i_q, i) = round_to<T>(token.k_factor * dkappa[i]);
         }
       }
     }
@@ -213,6 +222,7 @@ void step(const DeltaStep<T, S>& p) {
   forward.rule = p.rule;
   forward.q = with_token_axis(p.q);
   forward.k = with_token_axis(p.k);
+  forward.erase_key = with_token_axis(p.erase_key);
   forward.v = with_token_axis(p.v);
   forward.beta = with_token_axis(p.beta);
   forward.g = with_token_axis(p.g);

@@ -1,4 +1,4 @@
-// The inputs of one token of the recurrence, widened to float64: q, k, v, the decay and the gains.
+// The inputs of one token of the recurrence, widened to float64: q, the keys, v, the decay and the gains.
 #pragma once
 
 #include <cmath>
@@ -20,8 +20,9 @@ inline double l2_normalise(std::vector<double>& x, bool on) {
 
 struct Token {
   std::vector<double> q, k, v;        // q and k after the L2 norm if the rule has one; q is not scaled yet
+  std::vector<double> erase_key;      // κ, times the factor that the L2 norm has for k; k if the rule has one key
   double q_factor = 1, k_factor = 1;  // factors of the L2 norm
-  double beta = 0, lambda = 0;        // λ = ‖k‖²
+  double beta = 0, lambda = 0;        // λ = ‖k‖²; with two keys μ = κᵀk
   Gain<double> gain{};                // α and its derivatives
   double a = 0, b = 0;                // erase and write gains
   std::vector<double> decay;          // [K] the diagonal of D, e^g
@@ -41,9 +42,14 @@ Token read_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_
   for (std::int64_t j = 0; j < p.shape.value_dim; ++j) token.v.push_back(to_float(p.v(i_b, t, i_h, j)));
   token.q_factor = l2_normalise(token.q, p.rule.qk_l2norm);
   token.k_factor = l2_normalise(token.k, p.rule.qk_l2norm);
-  for (const double e : token.k) token.lambda += e * e;
+  token.erase_key = token.k;
+  for (std::int64_t i = 0; p.rule.two_keys && i < p.shape.key_dim; ++i) {
+    token.erase_key[i] = token.k_factor * to_float(p.erase_key(i_b, t, i_q, i));
+  }
+  for (std::int64_t i = 0; i < p.shape.key_dim; ++i) token.lambda += token.erase_key[i] * token.k[i];
   token.beta = to_float(p.beta(i_b, t, i_h));
-  token.gain = gain<double>(p.rule.step, token.beta, token.lambda);
+  token.gain = p.rule.two_keys ? two_key_gain<double>(p.rule.step, token.beta, token.lambda)
+                               : gain<double>(p.rule.step, token.beta, token.lambda);
   token.a = p.rule.step.erase_scale * token.gain.alpha;
   token.b = p.rule.step.write_scale * token.gain.alpha;
   return token;

@@ -1,10 +1,10 @@
 // The contract of the operator: the inputs and outputs of a forward, a backward and a decode step.
 //
-//   S̃_t = D_t S_{t−1},    S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ k_t)ᵀ,    o_t = scale · S_tᵀ q_t
+//   S̃_t = D_t S_{t−1},    S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ κ_t)ᵀ,    o_t = scale · S_tᵀ q_t
 //
-// per sequence and value head, with S [K, V], the decay D_t of decay.h and the gains a_t, b_t of step_size.h. Sizes: B
-// batch, T tokens, H query and key heads, HV value heads (a multiple of H; value head h uses query head h / (HV/H)), K
-// key dim, V value dim, N sequences, NC chunks.
+// per sequence and value head, with S [K, V], the decay D_t of decay.h and the gains a_t, b_t of step_size.h. The erase
+// key κ_t is k_t, unless the rule has two keys. Sizes: B batch, T tokens, H query and key heads, HV value heads (a
+// multiple of H; value head h uses query head h / (HV/H)), K key dim, V value dim, N sequences, NC chunks.
 #pragma once
 
 #include <cmath>
@@ -55,7 +55,8 @@ struct Sequence {
 struct DeltaRule {
   StepSize step;
   Decay decay = Decay::none;
-  bool qk_l2norm = false;  // divide q and k by √(Σx² + kL2NormEpsilon) first
+  bool qk_l2norm = false;  // divide q and k by √(Σx² + kL2NormEpsilon) first, and κ by the number that divides k
+  bool two_keys = false;   // κ is a tensor of its own, erase_key; otherwise κ = k
   double scale = NAN;      // factor on the output; NaN: K^(−1/2)
 
   double scale_for(std::int64_t key_dim) const {
@@ -83,6 +84,7 @@ struct DeltaForward {
   // [B, NC, HV, K, V], optional: the state before every saved.interval tokens of a sequence.
   View<State<T>, 5> chunk_states;
   SavedStates saved = {};  // as the implementation saves them: Choice::saved of choose_delta_forward (ops/delta.h)
+  View<const T, 4> erase_key = {};  // [B, T, H, K] κ, if rule.two_keys
 };
 
 // The gradients of a loss. dout and dfinal_state are its gradients with respect to o and to the final state.
@@ -102,6 +104,8 @@ struct DeltaBackward {
   View<State<T>, 4> dg;                  // as g
   View<State<T>, 4> dinitial_state;      // [N, HV, K, V], optional
   SavedStates saved = {};                // as in DeltaForward
+  View<const T, 4> erase_key = {};       // [B, T, H, K] κ, if rule.two_keys
+  View<T, 4> derase_key = {};            // as erase_key, summed over the value heads of a query head
 };
 
 // Copies what a forward and its backward read alike, without states.
@@ -115,6 +119,7 @@ void copy_inputs(const From& from, To& to) {
   to.beta = from.beta;
   to.g = from.g;
   to.cu_seqlens = from.cu_seqlens;
+  to.erase_key = from.erase_key;
 }
 
 // Returns a backward with the inputs and the saved states of a forward, and without gradients.
@@ -142,6 +147,7 @@ struct DeltaStep {
   // [B], optional: the index of each batch entry's state, no two alike. A batch entry with −1 has no state, and its
   // outputs are zeros. Absent: batch entry b has state b.
   View<const std::int64_t, 1> slots = {};
+  View<const T, 3> erase_key = {};  // [B, H, K] κ, if rule.two_keys
 
   std::int64_t slot(std::int64_t i_b) const { return slots ? slots(i_b) : i_b; }
 };
@@ -164,6 +170,7 @@ struct DeltaSteps {
   // state after these tokens; later tokens are rolled back. The outputs of all tokens are computed. Absent: T. On a GPU
   // values outside of 0 to T are clamped.
   View<const std::int64_t, 1> kept = {};
+  View<const T, 4> erase_key = {};  // [B, T, H, K] κ, if rule.two_keys
 };
 
 // Returns the place of sequence n of a forward or a backward.

@@ -12,6 +12,9 @@
 //
 // For large x the last three have α = c/λ and dα/dλ = −c/λ² to rounding, with c = 1, 1 and 2, whatever β is.
 //
+// With an erase key κ beside k the equation is dS/dτ = −k κᵀ S + k vᵀ. Since (k κᵀ)² = μ k κᵀ with μ = κᵀk, all of the
+// above holds with μ in the place of λ, except that μ may be negative: two_key_alpha says what happens then.
+//
 // The functions are constexpr so that CUDA kernels call them too.
 #pragma once
 
@@ -181,6 +184,11 @@ constexpr Real time_slope(const StepSize& step, Real x) {
   return 1;
 }
 
+// Returns whether the step divides by 1 + x or 1 + x/2.
+constexpr bool is_implicit(const StepSize& step) {
+  return step.integrator == Integrator::implicit_euler || step.integrator == Integrator::trapezoid;
+}
+
 // Returns the largest β that is needed for keys of λ, from unit = lambda_unit(λ): a power of two for which x is between
 // 16/ε and 64/ε. For such x exact, implicit_euler and trapezoid have reached α = c/λ to rounding.
 template <class Real>
@@ -222,6 +230,27 @@ constexpr Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
   const Real scaled = bounded / result.lambda_unit;
   result.lambda_slope = scaled * scaled * detail::phi_slope(step, bounded * clipped);
   return result;
+}
+
+// Returns α(β, μ) of a token with two keys whose product is μ = κᵀk. For μ < 0 the eigenvalue 1 − αμ is above 1, so the
+// token lets the state grow along k. euler, rk(N) and exact are what their formulas say for every μ; exact overflows
+// where e^{−βμ} does. implicit_euler and trapezoid have a pole at x = −1 and −2. For μ < 0 they take Euler's step α =
+// β, to which they tend as μ → 0.
+template <class Real>
+constexpr Real two_key_alpha(const StepSize& step, Real beta, Real mu) {
+  if (!(mu < Real(kMinKeyNormSquared))) return gain_alpha(step, beta, mu);
+  if (mu < 0 && detail::is_implicit(step)) return beta;
+  return beta * detail::phi(step, beta * mu);
+}
+
+// Returns this α and its derivatives, with dα/dμ in the place of dα/dλ.
+template <class Real>
+constexpr Gain<Real> two_key_gain(const StepSize& step, Real beta, Real mu) {
+  if (!(mu < Real(kMinKeyNormSquared))) return gain(step, beta, mu);
+  if (mu < 0 && detail::is_implicit(step)) return {beta, 1, 1, 0, 1};
+  const Real unit = detail::lambda_unit(std::max(-mu, Real(kMinKeyNormSquared))), x = beta * mu, scaled = beta / unit;
+  const Real slope = step.integrator == Integrator::euler ? 0 : scaled * scaled * detail::phi_slope(step, x);
+  return {two_key_alpha(step, beta, mu), detail::time_slope(step, x), 1, slope, unit};
 }
 
 }  // namespace efla

@@ -48,6 +48,14 @@ void check_decay(const char* operation, const char* name, const DeltaRule& rule,
   check_view(operation, name, view, expected);
 }
 
+// Checks erase_key, and derase_key if there is one.
+template <class T, int Rank>
+void check_erase_key(const char* operation, const char* name, const DeltaRule& rule, const View<T, Rank>& view,
+                     const std::type_identity_t<std::array<std::int64_t, Rank>>& expected) {
+  if (rule.two_keys) return check_view(operation, name, view, expected);
+  if (view) throw Error(operation, name, "a tensor", "nothing, as the rule has one key");
+}
+
 void check_sequences(const char* operation, const DeltaShape& s, const View<const std::int64_t, 1>& cu_seqlens,
                      const Device& device) {
   if (s.packed == 0) {
@@ -129,6 +137,7 @@ void validate(const DeltaForward<T>& p, const Device& device) {
   validate(op, s, p.rule);
   check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
+  check_erase_key(op, "erase_key", p.rule, p.erase_key, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
@@ -150,6 +159,7 @@ void validate(const DeltaBackward<T>& p, const Device& device) {
   const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
   check_view(op, "q", p.q, keys);
   check_view(op, "k", p.k, keys);
+  check_erase_key(op, "erase_key", p.rule, p.erase_key, keys);
   check_view(op, "v", p.v, values);
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
@@ -159,6 +169,7 @@ void validate(const DeltaBackward<T>& p, const Device& device) {
   check_view(op, "dfinal_state", p.dfinal_state, state, Presence::optional);
   check_view(op, "dq", p.dq, keys);
   check_view(op, "dk", p.dk, keys);
+  check_erase_key(op, "derase_key", p.rule, p.derase_key, keys);
   check_view(op, "dv", p.dv, values);
   check_view(op, "dbeta", p.dbeta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "dg", p.rule, p.dg, {s.batch, s.tokens, s.value_heads, s.key_dim});
@@ -172,6 +183,7 @@ void validate(const DeltaStep<T, S>& p, const Device& device) {
   validate_step(op, s, p.rule);
   check_view(op, "q", p.q, {s.batch, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.heads, s.key_dim});
+  check_erase_key(op, "erase_key", p.rule, p.erase_key, {s.batch, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.value_heads, s.key_dim});
@@ -186,6 +198,7 @@ void validate(const DeltaSteps<T, S>& p, const Device& device) {
   validate_step(op, s, p.rule, kMaxStepTokens);
   check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
+  check_erase_key(op, "erase_key", p.rule, p.erase_key, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
@@ -201,6 +214,7 @@ void validate(const MixerStep& p, const Device& device) {
   constexpr const char* op = "mixer_step";
   const auto& s = p.shape;
   validate_step(op, s, p.rule);
+  if (p.rule.two_keys) throw Error(op, "two_keys", "true", "false, as a mixer step has one key per token");
   check_size(op, "filter width W", p.taps.extent[1], 1, kMaxConvWidth);
   const std::int64_t values = s.value_heads * s.value_dim, width = p.taps.extent[1];
   check_view(op, "qkv", p.qkv, {s.batch, p.channels()});

@@ -13,6 +13,30 @@
 namespace efla::test {
 namespace {
 
+// Every step size with two keys. Products κᵀk of free keys have either sign.
+std::vector<DeltaCase> two_key_cases() {
+  constexpr auto kLayout = Layout::contiguous;
+  std::vector<DeltaCase> cases;
+  for (const char* step : {"euler", "rk1", "rk2", "rk4", "exact", "implicit_euler", "trapezoid"}) {
+    for (const EraseKey erase_key : {EraseKey::gated, EraseKey::free}) {
+      for (const bool qk_l2norm : {false, true}) {
+        cases.push_back({step, 1, 1, qk_l2norm, 1, 6, 2, 3, 4, 1.5, kLayout, true, true, true});
+        cases.back().erase_key = erase_key;
+      }
+    }
+    cases.back().erase_scale = 1.5;
+    cases.back().decay = Decay::channel;
+    cases.back().group = 2;
+  }
+  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+    cases.push_back({"exact", 0.5, 3, true, 1, 9, 2, 3, 2, 1.5, kLayout, true, true, true});
+    cases.back().decay = decay;
+    cases.back().cu_seqlens = {0, 4, 4, 9};
+    cases.back().erase_key = EraseKey::gated;
+  }
+  return cases;
+}
+
 std::vector<DeltaCase> cases() {
   constexpr auto kLayout = Layout::contiguous;
   std::vector<DeltaCase> cases{
@@ -43,6 +67,7 @@ std::vector<DeltaCase> cases() {
   }
   cases.push_back({"exact", 1, 1, false, 1, 9, 2, 3, 2, 1.5, kLayout, true, true, true});
   cases.back().cu_seqlens = {0, 4, 4, 9};
+  for (const auto& more : two_key_cases()) cases.push_back(more);
   return cases;
 }
 
@@ -93,6 +118,7 @@ TEST_P(DeltaGradient, AgreesWithFiniteDifferences) {
   ref::recurrent_bwd(data_.backward());
   check("dq", data_.dq, data_.q);
   check("dk", data_.dk, data_.k, std::min(1.0, GetParam().key_norm));
+  check("derase_key", data_.derase_key, data_.erase_key, std::min(1.0, GetParam().key_norm));
   check("dv", data_.dv, data_.v);
   check("dbeta", data_.dbeta, data_.beta);
   check("dg", data_.dg, data_.g);

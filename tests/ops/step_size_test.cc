@@ -1,5 +1,5 @@
-// One token of the operator against the differential equation that its step size stands for, dS/dτ = f(S) = −k kᵀ S +
-// k vᵀ over a time β, solved here by other means.
+// One token of the operator against the differential equation that its step size stands for, dS/dτ = f(S) = −k κᵀ S +
+// k vᵀ over a time β, solved here by other means. κ is k, or a key of its own.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,6 +38,8 @@ Matrix random_matrix(std::int64_t rows, std::int64_t cols, Random& random) {
 
 struct Token {
   Matrix k, v, state;  // [K, 1], [V, 1], [K, V] before the token
+  Matrix erase_key;    // κ [K, 1]
+  bool two_keys = false;
   double beta;
 
   // ‖k‖²·β = x.
@@ -46,10 +48,28 @@ struct Token {
     k = random_matrix(key_dim, 1, random);
     v = random_matrix(value_dim, 1, random);
     state = random_matrix(key_dim, value_dim, random);
-    k = std::sqrt(x / beta) / norm(k) * k;
+    k = std::sqrt(std::abs(x) / beta) / norm(k) * k;
+    erase_key = k;
   }
 
-  Matrix slope(const Matrix& s) const { return k * transpose(v) - k * (transpose(k) * s); }
+  // Returns a token of two keys with κᵀk·β = x, of either sign. Half of κ, by its squared length, is orthogonal to k.
+  static Token with_two_keys(double x, double beta) {
+    Token token(x, beta);
+    Random random(24);
+    token.two_keys = true;
+    token.erase_key = random_matrix(token.k.rows, 1, random);
+    token.orthogonalise_keys();
+    token.erase_key = norm(token.k) / norm(token.erase_key) * token.erase_key + (x < 0 ? -1.0 : 1.0) * token.k;
+    return token;
+  }
+
+  // Subtracts from κ what is along k.
+  void orthogonalise_keys() {
+    const double along = (transpose(erase_key) * k)(0, 0) / (transpose(k) * k)(0, 0);
+    erase_key = erase_key - along * k;
+  }
+
+  Matrix slope(const Matrix& s) const { return k * transpose(v) - k * (transpose(erase_key) * s); }
 
   // The state after the token, by the operator.
   Matrix after(const std::string& step) const {
@@ -59,6 +79,8 @@ struct Token {
     std::vector<double> o(v.rows);
     Matrix result(k.rows, v.rows);
     p.q = p.k = View<const double, 4>::contiguous(k.data.data(), {1, 1, 1, k.rows});
+    p.rule.two_keys = two_keys;
+    if (two_keys) p.erase_key = View<const double, 4>::contiguous(erase_key.data.data(), {1, 1, 1, k.rows});
     p.v = View<const double, 4>::contiguous(v.data.data(), {1, 1, 1, v.rows});
     p.beta = View<const double, 3>::contiguous(&beta, {1, 1, 1});
     p.initial_state = View<const double, 4>::contiguous(state.data.data(), {1, 1, k.rows, v.rows});
@@ -84,31 +106,53 @@ Matrix exponential(Matrix a) {
   return sum;
 }
 
-// The equation in S and a constant: d/dτ [S; I] = [−k kᵀ, k vᵀ; 0, 0] [S; I], with [S; I] of K + V rows.
+// Returns the solution of the equation in S and a constant: d/dτ [S; I] = [−k κᵀ, k vᵀ; 0, 0] [S; I], with [S; I] of
+// K + V rows.
+Matrix solution(const Token& token) {
+  const std::int64_t keys = token.k.rows, values = token.v.rows;
+  Matrix generator(keys + values, keys + values);
+  const Matrix erase = token.k * transpose(token.erase_key), write = token.k * transpose(token.v);
+  for (std::int64_t i = 0; i < keys; ++i) {
+    for (std::int64_t j = 0; j < keys; ++j) generator(i, j) = -token.beta * erase(i, j);
+    for (std::int64_t j = 0; j < values; ++j) generator(i, keys + j) = token.beta * write(i, j);
+  }
+  const Matrix flow = exponential(generator);
+  Matrix result(keys, values);
+  for (std::int64_t i = 0; i < keys; ++i) {
+    for (std::int64_t j = 0; j < values; ++j) {
+      result(i, j) = flow(i, keys + j);
+      for (std::int64_t n = 0; n < keys; ++n) result(i, j) += flow(i, n) * token.state(n, j);
+    }
+  }
+  return result;
+}
+
 TEST(StepSizeProperty, ExactIsTheMatrixExponential) {
   for (const double x : {1e-9, 1e-3, 0.3, 1.0, 5.0, 40.0}) {
     const Token token(x, 0.7);
-    const std::int64_t keys = token.k.rows, values = token.v.rows;
-    Matrix generator(keys + values, keys + values);
-    const Matrix erase = token.k * transpose(token.k), write = token.k * transpose(token.v);
-    for (std::int64_t i = 0; i < keys; ++i) {
-      for (std::int64_t j = 0; j < keys; ++j) generator(i, j) = -token.beta * erase(i, j);
-      for (std::int64_t j = 0; j < values; ++j) generator(i, keys + j) = token.beta * write(i, j);
-    }
-    const Matrix flow = exponential(generator);
-    Matrix expected(keys, values);
-    for (std::int64_t i = 0; i < keys; ++i) {
-      for (std::int64_t j = 0; j < values; ++j) {
-        expected(i, j) = flow(i, keys + j);
-        for (std::int64_t n = 0; n < keys; ++n) expected(i, j) += flow(i, n) * token.state(n, j);
-      }
-    }
-    EXPECT_LE(distance(token.after("exact"), expected), 1e-12) << "x = " << x;
+    EXPECT_LE(distance(token.after("exact"), solution(token)), 1e-12) << "x = " << x;
   }
 }
 
-TEST(StepSizeProperty, RungeKuttaStepsAreTheirStages) {
-  const Token token(1.7, 0.9);
+TEST(StepSizeProperty, ExactWithTwoKeysIsTheMatrixExponential) {
+  for (const double x : {-20.0, -1.0, -1e-3, 1e-12, 1e-9, 1e-3, 0.3, 1.0, 5.0, 40.0}) {
+    const Token token = Token::with_two_keys(x, 0.7);
+    EXPECT_LE(distance(token.after("exact"), solution(token)), 1e-12) << "x = " << x;
+  }
+}
+
+// Where κ is orthogonal to k, −k κᵀ is nilpotent and every step is Euler's.
+TEST(StepSizeProperty, KeysThatAreOrthogonalShear) {
+  Token token = Token::with_two_keys(1, 0.7);
+  token.erase_key =
+      token.erase_key - (transpose(token.erase_key) * token.k)(0, 0) / (transpose(token.k) * token.k)(0, 0) * token.k;
+  const Matrix expected = token.state + token.beta * token.slope(token.state);
+  for (const char* step : {"euler", "rk3", "exact", "implicit_euler", "trapezoid"}) {
+    EXPECT_LE(distance(token.after(step), expected), 1e-14) << step;
+  }
+}
+
+void expect_stages(const Token& token) {
   const double h = token.beta;
   const Matrix& s = token.state;
   const Matrix k1 = token.slope(s);
@@ -119,6 +163,12 @@ TEST(StepSizeProperty, RungeKuttaStepsAreTheirStages) {
   EXPECT_LE(distance(token.after("rk1"), s + h * k1), 1e-14);
   EXPECT_LE(distance(token.after("rk2"), s + h * k2), 1e-14);
   EXPECT_LE(distance(token.after("rk4"), s + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)), 1e-14);
+}
+
+TEST(StepSizeProperty, RungeKuttaStepsAreTheirStages) {
+  expect_stages(Token(1.7, 0.9));
+  expect_stages(Token::with_two_keys(1.7, 0.9));
+  expect_stages(Token::with_two_keys(-0.8, 0.9));
 }
 
 // rk(N) is the Taylor polynomial of order N of S in time: S⁽¹⁾ = f(S), S⁽ⁿ⁺¹⁾ = −k kᵀ S⁽ⁿ⁾.
@@ -134,12 +184,24 @@ TEST(StepSizeProperty, RungeKuttaOfAnyOrderIsTheTaylorPolynomial) {
 
 TEST(StepSizeProperty, ImplicitStepsSolveTheirEquations) {
   for (const double x : {1e-6, 0.5, 3.0, 1e4}) {
-    const Token token(x, 0.8);
-    const Matrix euler = token.after("implicit_euler");
-    EXPECT_LE(norm(euler - token.state - token.beta * token.slope(euler)), 1e-14 * (1 + x) * norm(euler)) << x;
-    const Matrix trapezoid = token.after("trapezoid");
-    const Matrix mean = 0.5 * (token.slope(token.state) + token.slope(trapezoid));
-    EXPECT_LE(norm(trapezoid - token.state - token.beta * mean), 1e-14 * (1 + x) * norm(trapezoid)) << x;
+    for (const Token& token : {Token(x, 0.8), Token::with_two_keys(x, 0.8)}) {
+      // |κ| |k| β, which is x with one key.
+      const double size = token.beta * norm(token.erase_key) * norm(token.k);
+      const Matrix euler = token.after("implicit_euler");
+      EXPECT_LE(norm(euler - token.state - token.beta * token.slope(euler)), 1e-14 * (1 + size) * norm(euler)) << x;
+      const Matrix trapezoid = token.after("trapezoid");
+      const Matrix mean = 0.5 * (token.slope(token.state) + token.slope(trapezoid));
+      EXPECT_LE(norm(trapezoid - token.state - token.beta * mean), 1e-14 * (1 + size) * norm(trapezoid)) << x;
+    }
+  }
+}
+
+TEST(StepSizeProperty, ImplicitStepsAreEulersWhereTheKeysPointApart) {
+  for (const double x : {-1e-3, -1.0, -2.0, -50.0}) {
+    const Token token = Token::with_two_keys(x, 0.8);
+    for (const char* step : {"implicit_euler", "trapezoid"}) {
+      EXPECT_EQ(distance(token.after(step), token.after("euler")), 0) << step << ' ' << x;
+    }
   }
 }
 

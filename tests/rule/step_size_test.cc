@@ -192,6 +192,79 @@ TEST(StepSize, RungeKuttaIsWithinItsRemainderOfExact) {
   }
 }
 
+// The bounds that docs/equations.md gives for μ = κᵀk: the formulas for μ of either sign, and Euler's step where an
+// implicit step would need μ ≥ 0.
+template <class Real>
+void check_two_key_gains() {
+  const double epsilon = std::numeric_limits<Real>::epsilon();
+  for (const auto& name : kNames) {
+    const StepSize step = parse_step_size(name);
+    for (const double beta : {0.03, 0.7, 1.0}) {
+      for (const double size : {1e-12, 1e-6, 1e-3, 0.3, 0.9, 1.1, 10.0, 80.0, 1e6}) {
+        for (const double sign : {1.0, -1.0}) {
+          const auto b = static_cast<Real>(beta), mu = static_cast<Real>(sign * size);
+          const double x = beta * size;
+          if ((step.integrator == Integrator::rk && x >= 0.8) || (sign < 0 && x > 85)) continue;
+          const std::string where = name + " β " + std::to_string(beta) + " μ " + std::to_string(mu);
+          const StepSize expected =
+              sign < 0 && step.integrator > Integrator::exact ? StepSize{Integrator::euler} : step;
+          const Gain<Real> got = two_key_gain(step, b, mu);
+          EXPECT_EQ(got.alpha, two_key_alpha(step, b, mu)) << where;
+          const double rounding = sign < 0 ? 8 + x : 8;  // e^{|x|} has |x| times the relative error of x
+          expect_relatively_near(got.alpha, formula(expected, b, mu), rounding * epsilon, where + " alpha");
+          if (sign < 0 && x > 5) continue;  // differences of e^{|x|} are too coarse
+          const auto by_beta = slope([&](long double y) { return formula(expected, y, mu); }, b);
+          const auto by_mu = slope([&](long double y) { return formula(expected, b, y); }, mu);
+          const double difference = 1e-12 * static_cast<double>(formula(expected, b, mu));
+          const double bounded = std::min(x, 800.0);
+          EXPECT_LE(std::abs(static_cast<double>(got.dalpha_dbeta() - by_beta)),
+                    (8 + bounded) * epsilon * std::abs(got.dalpha_dbeta()) + difference / beta)
+              << where;
+          EXPECT_LE(std::abs(static_cast<double>(got.dalpha_dlambda() - by_mu)),
+                    (12 + (sign < 0 ? bounded : 0)) * epsilon * std::abs(got.dalpha_dlambda()) + difference / size)
+              << where;
+        }
+      }
+    }
+  }
+}
+
+TEST(StepSize, Float64GainsOfTwoKeys) { check_two_key_gains<double>(); }
+TEST(StepSize, Float32GainsOfTwoKeys) { check_two_key_gains<float>(); }
+
+TEST(StepSize, GainsOfTwoEqualKeysAreThoseOfOneKey) {
+  for (const auto& name : kNames) {
+    const StepSize step = parse_step_size(name);
+    for (const float lambda : {1e-12F, 1e-3F, 0.7F, 3.0F, 1e6F, 1e30F}) {
+      const Gain<float> one = gain(step, 0.6F, lambda), two = two_key_gain(step, 0.6F, lambda);
+      EXPECT_EQ(one.alpha, two.alpha) << name << ' ' << lambda;
+      EXPECT_EQ(one.dalpha_dbeta(), two.dalpha_dbeta()) << name << ' ' << lambda;
+      EXPECT_EQ(one.lambda_slope, two.lambda_slope) << name << ' ' << lambda;
+    }
+  }
+}
+
+TEST(StepSize, OrthogonalKeysWriteWithBeta) {
+  for (const auto& name : kNames) {
+    const Gain<float> got = two_key_gain(parse_step_size(name), 0.6F, 0.0F);
+    EXPECT_EQ(got.alpha, 0.6F) << name;
+    EXPECT_EQ(got.dalpha_dbeta(), 1.0F) << name;
+    const float expected = name == "euler" || name == "rk1" ? 0.0F : name == "implicit_euler" ? -0.36F : -0.18F;
+    EXPECT_FLOAT_EQ(got.dalpha_dlambda(), expected) << name;
+  }
+}
+
+TEST(StepSize, GainsOfTwoKeysThatHaveNoProduct) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInfinity = std::numeric_limits<float>::infinity();
+  for (const auto* name : {"rk2", "exact", "implicit_euler", "trapezoid"}) {
+    EXPECT_TRUE(std::isnan(two_key_alpha(parse_step_size(name), 0.5F, kNan))) << name;
+  }
+  for (const auto* name : {"exact", "implicit_euler", "trapezoid"}) {
+    EXPECT_TRUE(std::isnan(two_key_alpha(parse_step_size(name), 0.5F, kInfinity))) << name;
+  }
+  EXPECT_EQ(two_key_alpha(StepSize{Integrator::exact}, 1.0F, -100.0F), kInfinity);
+}
+
 TEST(StepSize, NamesAreReadBack) {
   for (const auto& name : kNames) EXPECT_EQ(name_of(parse_step_size(name)), name);
   EXPECT_EQ(name_of(parse_step_size("rk64")), "rk64");

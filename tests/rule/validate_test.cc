@@ -108,6 +108,23 @@ TEST_F(Validate, Decays) {
   expect_error([&] { delta_backward(backward); }, "dg", "got nothing");
 }
 
+TEST_F(Validate, EraseKeys) {
+  forward([](auto& p) { p.rule.two_keys = true; }, "erase_key", "got nothing, expected a tensor of shape [2, 3, 4, 5]");
+  forward([](auto& p) { p.erase_key = p.k; }, "erase_key", "got a tensor, expected nothing, as the rule has one key");
+  backward([](auto& p) { p.derase_key = p.dk; }, "derase_key", "got a tensor, expected nothing");
+  const auto use_two_keys = [](auto& p) {
+    p.rule.two_keys = true;
+    p.erase_key = p.k;
+  };
+  backward(use_two_keys, "derase_key", "got nothing, expected a tensor of shape [2, 3, 4, 5]");
+  forward(
+      [&](auto& p) {
+        use_two_keys(p);
+        p.erase_key.extent[3] = 6;
+      },
+      "erase_key", "got shape [2, 3, 4, 6], expected shape [2, 3, 4, 5]");
+}
+
 TEST_F(Validate, PackedSequences) {
   DeltaCase c = kCase;
   c.batch = 1;

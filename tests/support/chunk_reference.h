@@ -1,5 +1,6 @@
 // The chunk algorithm of EFLA (arXiv 2512.12602), equations 21 to 32, with the symbols of the paper, one value head
-// after the other. The paper has one gain α; here a_t is the erase gain and b_t the write gain.
+// after the other. The paper has one gain α and one key; here a_t is the erase gain, b_t the write gain, and the erase
+// keys κ_t are the rows of E.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +17,19 @@ namespace efla::test {
 // Computes one chunk: returns O (unscaled) and advances S.
 inline ref::Matrix chunk_step(const std::vector<ref::Token>& tokens, ref::Matrix& s) {
   const auto c = static_cast<std::int64_t>(tokens.size());
-  ref::Matrix q(c, s.rows), k(c, s.rows), v(c, s.cols);
+  ref::Matrix q(c, s.rows), k(c, s.rows), e(c, s.rows), v(c, s.cols);
   std::vector<double> a, b;
   for (std::int64_t r = 0; r < c; ++r) {
     std::copy(tokens[r].q.begin(), tokens[r].q.end(), &q(r, 0));
     std::copy(tokens[r].k.begin(), tokens[r].k.end(), &k(r, 0));
+    std::copy(tokens[r].erase_key.begin(), tokens[r].erase_key.end(), &e(r, 0));
     std::copy(tokens[r].v.begin(), tokens[r].v.end(), &v(r, 0));
     a.push_back(tokens[r].a);
     b.push_back(tokens[r].b);
   }
   // Equation 31, the UT transform. Its trailing diag(α) is applied to K and V in equation 32.
-  const ref::Matrix t = inverse_of_unit_lower(lower_triangle(scale_rows(a, k * transpose(k)), false));
-  const ref::Matrix w = t * scale_rows(a, k);                                         // equations 25 and 32
+  const ref::Matrix t = inverse_of_unit_lower(lower_triangle(scale_rows(a, e * transpose(k)), false));
+  const ref::Matrix w = t * scale_rows(a, e);                                         // equations 25 and 32
   const ref::Matrix u = t * scale_rows(b, v);                                         // equations 26 and 32
   const ref::Matrix new_values = u - w * s;                                           // of equations 27 and 28
   const ref::Matrix o = q * s + lower_triangle(q * transpose(k), true) * new_values;  // equation 30

@@ -16,6 +16,9 @@
 
 namespace efla::test {
 
+// The erase keys of a case: none, κ = b ∘ k with b between 0 and 1 per channel, or directions of their own.
+enum class EraseKey { none, gated, free };
+
 struct DeltaCase {
   const char* step = "exact";
   double erase_scale = 1, write_scale = 1;
@@ -31,6 +34,7 @@ struct DeltaCase {
   std::vector<std::int64_t> cu_seqlens = {};  // packed sequences, if any; batch is then 1
   std::int64_t directions = 0;                // of all keys; 0: one per key
   double fade = 1;                            // factor of the values of the last kChunk tokens
+  EraseKey erase_key = EraseKey::none;
 
   DeltaShape shape() const {
     const auto ends = static_cast<std::int64_t>(cu_seqlens.size());
@@ -43,6 +47,7 @@ struct DeltaCase {
     rule.qk_l2norm = qk_l2norm;
     rule.scale = scale;
     rule.decay = decay;
+    rule.two_keys = erase_key != EraseKey::none;
     return rule;
   }
 };
@@ -68,6 +73,7 @@ inline std::string name_of(const DeltaCase& c) {
   for (std::size_t i = 1; i < c.cu_seqlens.size(); ++i) name << '_' << c.cu_seqlens[i];
   if (c.directions != 0) name << "_directions" << c.directions;
   if (c.fade != 1) name << "_fade" << c.fade;
+  if (c.erase_key != EraseKey::none) name << (c.erase_key == EraseKey::gated ? "_gated" : "_free") << "_erase_key";
   std::string text = name.str();
   for (char& letter : text) letter = letter == '.' ? 'p' : letter == '-' ? 'm' : letter == '+' ? 'e' : letter;
   return text;
@@ -116,7 +122,7 @@ template <class T>
 struct DeltaData {
   DeltaShape shape;
   DeltaRule rule;
-  Tensor<T, 4> q, k, v, o, dout, dq, dk, dv;
+  Tensor<T, 4> q, k, v, o, dout, dq, dk, dv, erase_key, derase_key;
   Tensor<T, 3> beta, dbeta;
   Tensor<State<T>, 4> g, dg;
   std::vector<std::int64_t> cu_seqlens;
@@ -138,6 +144,13 @@ struct DeltaData {
     if (c.decay != Decay::none) {
       g.assign(drawn(g.view().size(), [&] { return -random.uniform(0.0, c.gate); }));
     }
+    if (c.erase_key == EraseKey::free) {
+      erase_key.assign(drawn_keys(key_rows, c.key_dim, c.key_norm, c.directions, random));
+    } else if (c.erase_key == EraseKey::gated) {
+      std::vector<double> gated = k.values();
+      for (double& x : gated) x *= random.uniform(0.0, 1.0);
+      erase_key.assign(gated);
+    }
   }
 
   // Copies the inputs from tensors of another dtype, as they were rounded there.
@@ -149,6 +162,7 @@ struct DeltaData {
     beta.assign(from.beta.values());
     dout.assign(from.dout.values());
     g.assign(from.g.values());
+    erase_key.assign(from.erase_key.values());
     initial_state.assign(from.initial_state.values());
     dfinal_state.assign(from.dfinal_state.values());
   }
@@ -165,7 +179,9 @@ struct DeltaData {
             initial_state.view(),
             o.view(),
             final_state.view(),
-            chunk_states.view()};
+            chunk_states.view(),
+            {},
+            erase_key.view()};
   }
   DeltaBackward<T> backward() {
     DeltaBackward<T> p = backward_of(forward());
@@ -176,12 +192,13 @@ struct DeltaData {
     p.dv = dv.view();
     p.dbeta = dbeta.view();
     p.dg = dg.view();
+    p.derase_key = derase_key.view();
     p.dinitial_state = dinitial_state.view();
     return p;
   }
 
   void poison_outputs() {
-    for (auto* tensor : {&o, &dq, &dk, &dv}) tensor->poison();
+    for (auto* tensor : {&o, &dq, &dk, &dv, &derase_key}) tensor->poison();
     for (auto* tensor : {&final_state, &dinitial_state, &dg}) tensor->poison();
     dbeta.poison();
     chunk_states.poison();
@@ -189,7 +206,7 @@ struct DeltaData {
 
   bool sentinels_intact() const {
     bool intact = dbeta.sentinels_intact() && chunk_states.sentinels_intact();
-    for (const auto* tensor : {&o, &dq, &dk, &dv}) intact = intact && tensor->sentinels_intact();
+    for (const auto* tensor : {&o, &dq, &dk, &dv, &derase_key}) intact = intact && tensor->sentinels_intact();
     for (const auto* tensor : {&final_state, &dinitial_state, &dg}) intact = intact && tensor->sentinels_intact();
     return intact;
   }
@@ -205,6 +222,7 @@ struct DeltaData {
     const std::array<std::int64_t, 4> values{c.batch, c.tokens, shape.value_heads, c.value_dim};
     const std::array<std::int64_t, 4> states{shape.sequences(), shape.value_heads, c.key_dim, c.value_dim};
     for (auto* tensor : {&q, &k, &dq, &dk}) *tensor = Tensor<T, 4>(keys, layout);
+    if (c.erase_key != EraseKey::none) erase_key = derase_key = Tensor<T, 4>(keys, layout);
     for (auto* tensor : {&v, &o, &dout, &dv}) *tensor = Tensor<T, 4>(values, layout);
     for (auto* tensor : {&beta, &dbeta}) *tensor = Tensor<T, 3>({c.batch, c.tokens, shape.value_heads}, layout);
     if (c.initial_state) initial_state = dinitial_state = Tensor<State<T>, 4>(states, layout);

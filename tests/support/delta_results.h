@@ -23,6 +23,7 @@ template <class T>
 Results backward_results(const DeltaData<T>& data) {
   Results results{
       {"dq", data.dq.values()}, {"dk", data.dk.values()}, {"dv", data.dv.values()}, {"dbeta", data.dbeta.values()}};
+  if (auto values = data.derase_key.values(); !values.empty()) results.emplace_back("derase_key", std::move(values));
   if (auto values = data.dg.values(); !values.empty()) results.emplace_back("dg", std::move(values));
   if (auto values = data.dinitial_state.values(); !values.empty()) {
     results.emplace_back("dinitial_state", std::move(values));

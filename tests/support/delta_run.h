@@ -47,6 +47,7 @@ bool run_unless_refused(const std::string& implementation, F&& f) {
 // Token t of a view over [B, T, …].
 template <class T, int Rank>
 View<T, Rank - 1> token_of(const View<T, Rank>& view, std::int64_t t) {
+  if (!view) return {};
   View<T, Rank - 1> token{view.at(std::int64_t{0}, t), {view.extent[0]}, {view.stride[0]}};
   for (int d = 2; d < Rank; ++d) {
     token.extent[d - 1] = view.extent[d];
@@ -61,8 +62,17 @@ void run_steps(const DeltaForward<T>& p, const View<S, 4>& state, const RunOptio
   DeltaShape one = p.shape;
   one.tokens = 1;
   for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
-    delta_step(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
-                               token_of(p.g, t), state, token_of(p.o, t)},
+    delta_step(DeltaStep<T, S>{one,
+                               p.rule,
+                               token_of(p.q, t),
+                               token_of(p.k, t),
+                               token_of(p.v, t),
+                               token_of(p.beta, t),
+                               token_of(p.g, t),
+                               state,
+                               token_of(p.o, t),
+                               {},
+                               token_of(p.erase_key, t)},
                options);
   }
 }

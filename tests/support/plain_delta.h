@@ -61,7 +61,7 @@ inline float plain_dot(const std::vector<float>& x, const std::vector<float>& y)
 }
 
 struct PlainToken {
-  std::vector<float> q, k, v;
+  std::vector<float> q, k, v, erase_key;
   float q_factor = 1, k_factor = 1;  // factors of the L2 norm
   Gain<float> gain{};
   float a = 0, b = 0;
@@ -94,16 +94,22 @@ PlainToken plain_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::
     token.q_factor = plain_normalise(token.q);
     token.k_factor = plain_normalise(token.k);
   }
-  token.gain = gain<float>(p.rule.step, to_float(p.beta(i_b, t, i_h)), plain_dot(token.k, token.k));
+  token.erase_key = token.k;
+  if (p.rule.two_keys) {
+    token.erase_key = plain_row(p.erase_key, i_b, t, i_h / p.shape.group());
+    for (float& e : token.erase_key) e *= token.k_factor;
+  }
+  const float beta = to_float(p.beta(i_b, t, i_h)), mu = plain_dot(token.erase_key, token.k);
+  token.gain = p.rule.two_keys ? two_key_gain(p.rule.step, beta, mu) : gain(p.rule.step, beta, mu);
   token.a = static_cast<float>(p.rule.step.erase_scale) * token.gain.alpha;
   token.b = static_cast<float>(p.rule.step.write_scale) * token.gain.alpha;
   return token;
 }
 
-// Advances S by one token and returns u = b v − a (D S)ᵀk.
+// Advances S by one token and returns u = b v − a (D S)ᵀκ.
 inline std::vector<float> plain_advance(PlainState& s, const PlainToken& token) {
   s.scale_rows(token.decay);
-  std::vector<float> u = s.transposed_times(token.k);
+  std::vector<float> u = s.transposed_times(token.erase_key);
   for (std::size_t j = 0; j < u.size(); ++j) u[j] = token.b * token.v[j] - token.a * u[j];
   s.add_outer(token.k, u);
   return u;
@@ -133,16 +139,21 @@ void plain_forward(const DeltaForward<T>& p) {
   }
 }
 
-inline void plain_normalise_bwd(const std::vector<float>& y, float factor, std::vector<float>& dy) {
-  const float along = plain_dot(y, dy);
+inline void plain_normalise_bwd(const std::vector<float>& y, float factor, float along, std::vector<float>& dy) {
   for (std::size_t i = 0; i < y.size(); ++i) dy[i] = factor * (dy[i] - along * y[i]);
 }
 
-// Computes the gradients of one token. Turns ds from the gradient of S_t into that of S_{t−1}, and adds to dq and dk.
+// [T][K] each. With one key erase_key stays zero.
+struct PlainKeyGradients {
+  std::vector<std::vector<float>> q, k, erase_key;
+};
+
+// Computes the gradients of one token, row r of the sums. Turns ds from the gradient of S_t into that of S_{t−1}, and
+// adds to dq, dk and dκ.
 template <class T>
 void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h,
                           const PlainState& before, const PlainState& after, const std::vector<float>& u,
-                          PlainState& ds, std::vector<float>& dq_sum, std::vector<float>& dk_sum) {
+                          PlainState& ds, PlainKeyGradients& sums, std::int64_t r) {
   const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
   const auto& step = p.rule.step;
   const PlainToken token = plain_token(p, i_b, t, i_h);
@@ -154,20 +165,24 @@ void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int6
   ds.add_outer(token.q, dout);
   std::vector<float> dk = ds.times(u);
   std::vector<float> du = ds.transposed_times(token.k);
-  const float da = -plain_dot(decayed.transposed_times(token.k), du);
+  const float da = -plain_dot(decayed.transposed_times(token.erase_key), du);
   const float db = plain_dot(token.v, du);
   plain_write(du, p.dv, i_b, t, i_h, token.b);
   for (float& e : du) e *= -token.a;
-  const std::vector<float> erased = decayed.times(du);
-  ds.add_outer(token.k, du);
+  std::vector<float> dkappa = decayed.times(du);
+  ds.add_outer(token.erase_key, du);
   const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
   const float dlambda = dalpha * token.gain.dalpha_dlambda();
-  for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += erased[i] + 2 * dlambda * token.k[i];
+  for (std::size_t i = 0; i < dk.size(); ++i) {
+    dk[i] += dlambda * token.erase_key[i];
+    dkappa[i] += dlambda * token.k[i];
+  }
   p.dbeta(i_b, t, i_h) = from_state<T>(dalpha * token.gain.dalpha_dbeta());
   float dg_sum = 0;
   for (std::int64_t i = 0; i < ds.rows; ++i) {
-    dq_sum[i] += dq[i];
-    dk_sum[i] += dk[i];
+    sums.q[r][i] += dq[i];
+    sums.k[r][i] += dk[i];
+    (p.rule.two_keys ? sums.erase_key : sums.k)[r][i] += dkappa[i];
     float dg = 0;
     for (std::int64_t j = 0; j < ds.columns; ++j) dg += ds.data[i * ds.columns + j] * decayed.data[i * ds.columns + j];
     if (p.rule.decay == Decay::channel) p.dg(i_b, t, i_h, i) = dg;
@@ -177,10 +192,10 @@ void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int6
   ds.scale_rows(token.decay);
 }
 
-// Computes value head i_h of sequence n, and adds to dq and dk [T][K].
+// Computes value head i_h of sequence n, and adds to the sums.
 template <class T>
 void plain_head_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_state, std::int64_t n,
-                         std::int64_t i_h, std::vector<std::vector<float>>& dq, std::vector<std::vector<float>>& dk) {
+                         std::int64_t i_h, PlainKeyGradients& sums) {
   const Sequence at = sequence_of(p, n);
   std::vector<PlainState> states(1, PlainState(p.shape.key_dim, p.shape.value_dim));
   std::vector<std::vector<float>> us;
@@ -193,7 +208,7 @@ void plain_head_backward(const DeltaBackward<T>& p, const View<float, 4>& initia
   ds.read(p.dfinal_state, n, i_h);
   for (std::int64_t t = at.end - 1; t >= at.begin; --t) {
     const std::int64_t r = t - at.begin;
-    plain_token_backward(p, at.i_b, t, i_h, states[r], states[r + 1], us[r], ds, dq[r], dk[r]);
+    plain_token_backward(p, at.i_b, t, i_h, states[r], states[r + 1], us[r], ds, sums, r);
   }
   ds.write(p.dinitial_state, n, i_h);
 }
@@ -205,18 +220,19 @@ void plain_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_sta
     const Sequence at = sequence_of(p, n);
     const std::int64_t group = p.shape.group();
     for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
-      std::vector<std::vector<float>> dq(at.end - at.begin, std::vector<float>(p.shape.key_dim)), dk = dq;
-      for (std::int64_t i = 0; i < group; ++i) plain_head_backward(p, initial_state, n, i_q * group + i, dq, dk);
+      const std::vector<std::vector<float>> zeros(at.end - at.begin, std::vector<float>(p.shape.key_dim));
+      PlainKeyGradients sums{zeros, zeros, zeros};
+      for (std::int64_t i = 0; i < group; ++i) plain_head_backward(p, initial_state, n, i_q * group + i, sums);
       for (std::int64_t t = at.begin; t < at.end; ++t) {
         const PlainToken token = plain_token(p, at.i_b, t, i_q * group);
-        auto& dq_t = dq[t - at.begin];
-        auto& dk_t = dk[t - at.begin];
+        auto &dq = sums.q[t - at.begin], &dk = sums.k[t - at.begin], &dkappa = sums.erase_key[t - at.begin];
         if (p.rule.qk_l2norm) {
-          plain_normalise_bwd(token.q, token.q_factor, dq_t);
-          plain_normalise_bwd(token.k, token.k_factor, dk_t);
+          plain_normalise_bwd(token.q, token.q_factor, plain_dot(token.q, dq), dq);
+          plain_normalise_bwd(token.k, token.k_factor, plain_dot(token.k, dk) + plain_dot(token.erase_key, dkappa), dk);
         }
-        plain_write(dq_t, p.dq, at.i_b, t, i_q);
-        plain_write(dk_t, p.dk, at.i_b, t, i_q);
+        plain_write(dq, p.dq, at.i_b, t, i_q);
+        plain_write(dk, p.dk, at.i_b, t, i_q);
+        if (p.rule.two_keys) plain_write(dkappa, p.derase_key, at.i_b, t, i_q, token.k_factor);
       }
     }
   }
