@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "efla/io/file.h"
-#include "efla/io/sha256.h"
 #include "efla/ops/layers/glu.h"
 #include "efla/rule/decay_activation.h"
 
@@ -30,122 +28,59 @@ DecayRates decay_rates(Vector dt_bias, const Vector& a_log) {
 }  // namespace
 
 FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights, KeyValueType keys_values)
-    : config_(load_family_config(folder)), mixers_(config_.mixer), attention_(config_, keys_values) {
-  FamilyWeights files(folder, *config_.family);
-  files_ = files.share();
-  const auto text = io::read_file(folder / "config.json");
-  config_text_.assign(text.begin(), text.end());
-  const std::int64_t width = config_.hidden_size;
-  norm_ = load_norm("", {"norm"}, width, files);
-  const StoredMatrix embeddings = files.matrix("embed_tokens.weight", config_.vocab_size, width);
+    : config_(load_family_config(folder)),
+      mixers_(config_.mixer),
+      attention_(config_, keys_values),
+      tensors_(folder, config_) {
+  norm_ = tensors_.norm();
+  const StoredMatrix embeddings = tensors_.embeddings();
   if (config_.tied) {
     head_ = PackedWeight(std::span(&embeddings, 1), weights);
   } else {
     embeddings_ = PackedWeight(std::span(&embeddings, 1), WeightType::float32);
-    const StoredMatrix head = files.head(config_.vocab_size, width);
+    const StoredMatrix head = tensors_.head();
     head_ = PackedWeight(std::span(&head, 1), weights);
   }
-  for (std::int64_t i = 0; i < config_.layers(); ++i) load_layer(i, files, weights);
-  skipped_ = files.check_all_read();
-  parameters_ = files.elements_read();
+  for (std::int64_t i = 0; i < config_.layers(); ++i) add_layer(tensors_.layer(i, mixers_.plan()), weights);
+  skipped_ = tensors_.check_all_read();
+  parameters_ = tensors_.elements_read();
 }
 
-// Adds 1 to the weight of a zero-centred norm.
-Vector FamilyModel::zero_centred(Vector weight) const {
-  if (config_.family->zero_centred_norms) {
-    for (auto& w : weight) w += 1.0F;
-  }
-  return weight;
-}
-
-Vector FamilyModel::load_norm(const std::string& prefix, const Names& names, std::int64_t size,
-                              FamilyWeights& files) const {
-  if (names.empty()) return {};
-  return zero_centred(files.vector(files.first_of(prefix, names, ".weight"), {size}));
-}
-
-void FamilyModel::load_layer(std::int64_t index, FamilyWeights& files, WeightType weights) {
-  const Family& family = *config_.family;
-  const std::string prefix = "layers." + std::to_string(index) + ".";
-  const std::int64_t width = config_.hidden_size, inner = config_.intermediate_size;
+void FamilyModel::add_layer(const LayerTensors& from, WeightType weights) {
   Layer layer;
-  layer.attends = config_.attends[static_cast<std::size_t>(index)];
+  layer.attends = from.attends;
   layer.index = std::ranges::count(layers_, layer.attends, &Layer::attends);
-  const NormNames& norms = layer.attends ? family.attention_norms : family.delta_norms;
-  layer.before_mixer = load_norm(prefix, norms.before_mixer, width, files);
-  layer.after_mixer = load_norm(prefix, norms.after_mixer, width, files);
-  layer.before_mlp = load_norm(prefix, norms.before_mlp, width, files);
-  layer.after_mlp = load_norm(prefix, norms.after_mlp, width, files);
-  layer.attends ? load_attention(prefix + "self_attn.", files, weights)
-                : load_mixer(prefix + "linear_attn.", files, weights);
-  const StoredMatrix gate_up[]{files.matrix(prefix + "mlp.gate_proj.weight", inner, width),
-                               files.matrix(prefix + "mlp.up_proj.weight", inner, width)};
-  const StoredMatrix down = files.matrix(prefix + "mlp.down_proj.weight", width, inner);
-  layer.gate_up = PackedWeight(gate_up, weights);
-  layer.down = PackedWeight(std::span(&down, 1), weights);
+  layer.before_mixer = from.before_mixer;
+  layer.after_mixer = from.after_mixer;
+  layer.before_mlp = from.before_mlp;
+  layer.after_mlp = from.after_mlp;
+  layer.gate_up = PackedWeight(from.gate_up, weights);
+  layer.down = PackedWeight(std::span(&from.down, 1), weights);
   layers_.push_back(std::move(layer));
-}
-
-void FamilyModel::load_mixer(const std::string& prefix, FamilyWeights& files, WeightType weights) {
-  const Family& family = *config_.family;
-  const MixerPlan& plan = mixers_.plan();
-  const std::int64_t width = config_.hidden_size, heads = plan.config.value_heads;
-  DeltaMixers::Layer layer;
-  std::vector<StoredMatrix> in;
-  auto next = plan.projections.begin();
-  for (const auto& [name, count] : family.projections) {
-    std::int64_t rows = 0;
-    // Step sizes and decays have one row per head: rounding them would save nothing.
-    const bool keep = next->columns.first == plan.a.first || next->columns.first == plan.b.first;
-    for (int i = 0; i < count; ++i) rows += (next++)->columns.count;
-    in.push_back(files.matrix(prefix + std::string(name) + ".weight", rows, width));
-    in.back().keep = keep;
+  if (from.attends) {
+    const AttentionTensors& own = from.attention;
+    attention_.add(
+        {own.q_norm, own.k_norm, PackedWeight(own.in, weights), PackedWeight(std::span(&own.out, 1), weights)});
+    return;
   }
-  layer.in = PackedWeight(in, weights);
-  std::vector<std::string> taps;
-  for (const auto name : family.convolutions) taps.push_back(prefix + std::string(name) + ".weight");
-  layer.taps = files.taps(taps, plan.channels(), plan.config.conv);
-  layer.o_norm = files.vector(prefix + std::string(family.output_norm) + ".weight", {plan.config.value_dim});
-  const StoredMatrix out = files.matrix(prefix + std::string(family.output) + ".weight", width, plan.values());
-  layer.o_proj = PackedWeight(std::span(&out, 1), weights);
-  layer.beta_factor.assign(static_cast<std::size_t>(heads), static_cast<float>(plan.config.beta_scale));
-  const DecayRates decay =
-      decay_rates(files.vector(prefix + "dt_bias", {heads}), files.vector(prefix + "A_log", {heads}));
-  layer.rate = decay.rate;
-  layer.dt_bias = decay.bias;
-  mixers_.add(std::move(layer));
-}
-
-void FamilyModel::load_attention(const std::string& prefix, FamilyWeights& files, WeightType weights) {
-  const Family& family = *config_.family;
-  const std::int64_t width = config_.hidden_size, dim = config_.head_dim;
-  const std::int64_t queries = config_.heads * dim, keys = config_.key_value_heads * dim;
-  AttentionLayers::Layer layer;
-  const StoredMatrix in[]{files.matrix(prefix + "q_proj.weight", family.gated_attention ? 2 * queries : queries, width),
-                          files.matrix(prefix + "k_proj.weight", keys, width),
-                          files.matrix(prefix + "v_proj.weight", keys, width)};
-  const StoredMatrix out = files.matrix(prefix + "o_proj.weight", width, queries);
-  layer.in = PackedWeight(in, weights);
-  layer.o_proj = PackedWeight(std::span(&out, 1), weights);
-  layer.q_norm = load_norm(prefix, {"q_norm"}, family.norm_per_head ? dim : queries, files);
-  layer.k_norm = load_norm(prefix, {"k_norm"}, family.norm_per_head ? dim : keys, files);
-  attention_.add(std::move(layer));
+  const MixerTensors& own = from.mixer;
+  const MixerConfig& config = mixers_.plan().config;
+  const DecayRates decay = decay_rates(own.dt_bias, own.a_log);
+  DeltaMixers::Layer mixer;
+  mixer.o_norm = own.o_norm;
+  mixer.taps = own.taps;
+  mixer.beta_factor.assign(static_cast<std::size_t>(config.value_heads), static_cast<float>(config.beta_scale));
+  mixer.rate = decay.rate;
+  mixer.dt_bias = decay.bias;
+  mixer.in = PackedWeight(own.in, weights);
+  mixer.o_proj = PackedWeight(std::span(&own.out, 1), weights);
+  mixers_.add(std::move(mixer));
 }
 
 std::size_t FamilyModel::weight_bytes() const {
   std::size_t total = mixers_.weight_bytes() + attention_.weight_bytes() + head_.bytes() + embeddings_.bytes();
   for (const auto& layer : layers_) total += layer.gate_up.bytes() + layer.down.bytes();
   return total;
-}
-
-std::string FamilyModel::fingerprint() const {
-  io::Sha256 hash;
-  hash.update(io::as_bytes(config_text_));
-  for (const auto& name : files_->names()) {
-    hash.update(io::as_bytes(name));
-    hash.update(files_->file_with(name)->find(name)->bytes);
-  }
-  return hash.digest();
 }
 
 std::vector<StatePart> FamilyModel::state_parts(std::int64_t tokens) const {

@@ -13,7 +13,7 @@
 
 #include "efla/nn/families/attention_layers.h"
 #include "efla/nn/families/family_config.h"
-#include "efla/nn/families/family_weights.h"
+#include "efla/nn/families/family_tensors.h"
 #include "efla/nn/inference/delta_mixers.h"
 
 namespace efla::nn {
@@ -35,7 +35,7 @@ class FamilyModel {
   std::int64_t skipped_tensors() const { return skipped_; }
   std::size_t weight_bytes() const;
   // Returns the SHA-256 of configuration and tensors.
-  std::string fingerprint() const;
+  std::string fingerprint() const { return tensors_.fingerprint(); }
 
   std::size_t constant_bytes() const { return mixers_.state_floats() * sizeof(float); }  // of a text
   std::size_t page_bytes() const { return attention_.pages().page_bytes(); }             // of kAttentionBlock tokens
@@ -69,22 +69,17 @@ class FamilyModel {
     PackedWeight gate_up, down;
   };
 
-  void load_layer(std::int64_t index, FamilyWeights& files, WeightType weights);
-  void load_mixer(const std::string& prefix, FamilyWeights& files, WeightType weights);
-  void load_attention(const std::string& prefix, FamilyWeights& files, WeightType weights);
-  Vector load_norm(const std::string& prefix, const Names& names, std::int64_t size, FamilyWeights& files) const;
-  Vector zero_centred(Vector weight) const;
+  void add_layer(const LayerTensors& from, WeightType weights);
   void apply_mlp(const Layer& layer, const View<float, 2>& x, ThreadPool& pool);
 
   FamilyConfig config_;
   DeltaMixers mixers_;
   AttentionLayers attention_;
+  FamilyTensors tensors_;
   std::vector<Layer> layers_;
   std::vector<float> norm_;
   PackedWeight embeddings_;  // without outputs if the head has the same weight
   PackedWeight head_;
-  std::shared_ptr<const io::SafetensorsFolder> files_;
-  std::string config_text_;
   std::int64_t parameters_ = 0, skipped_ = 0;
 
   std::optional<StatePool> states_;

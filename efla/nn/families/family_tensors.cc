@@ -1,0 +1,104 @@
+#include "efla/nn/families/family_tensors.h"
+
+#include <string_view>
+#include <utility>
+
+#include "efla/io/file.h"
+#include "efla/io/sha256.h"
+
+namespace efla::nn {
+
+FamilyTensors::FamilyTensors(const std::filesystem::path& folder, const FamilyConfig& config)
+    : config_(config), files_(folder, *config.family) {
+  const auto text = io::read_file(folder / "config.json");
+  config_text_.assign(text.begin(), text.end());
+}
+
+Vector FamilyTensors::norm(const std::string& prefix, const Names& names, std::int64_t size) {
+  if (names.empty()) return {};
+  auto weight = files_.vector(files_.first_of(prefix, names, ".weight"), {size});
+  if (config_.family->zero_centred_norms) {
+    for (auto& w : weight) w += 1.0F;
+  }
+  return weight;
+}
+
+Vector FamilyTensors::norm() { return norm("", {"norm"}, config_.hidden_size); }
+
+StoredMatrix FamilyTensors::embeddings() {
+  return files_.matrix("embed_tokens.weight", config_.vocab_size, config_.hidden_size);
+}
+
+StoredMatrix FamilyTensors::head() { return files_.head(config_.vocab_size, config_.hidden_size); }
+
+LayerTensors FamilyTensors::layer(std::int64_t index, const MixerPlan& plan) {
+  const Family& family = *config_.family;
+  const std::string prefix = "layers." + std::to_string(index) + ".";
+  const std::int64_t width = config_.hidden_size, inner = config_.intermediate_size;
+  LayerTensors layer;
+  layer.attends = config_.attends[static_cast<std::size_t>(index)];
+  const NormNames& norms = layer.attends ? family.attention_norms : family.delta_norms;
+  layer.before_mixer = norm(prefix, norms.before_mixer, width);
+  layer.after_mixer = norm(prefix, norms.after_mixer, width);
+  layer.before_mlp = norm(prefix, norms.before_mlp, width);
+  layer.after_mlp = norm(prefix, norms.after_mlp, width);
+  if (layer.attends) {
+    layer.attention = attention(prefix + "self_attn.");
+  } else {
+    layer.mixer = mixer(prefix + "linear_attn.", plan);
+  }
+  layer.gate_up = {files_.matrix(prefix + "mlp.gate_proj.weight", inner, width),
+                   files_.matrix(prefix + "mlp.up_proj.weight", inner, width)};
+  layer.down = files_.matrix(prefix + "mlp.down_proj.weight", width, inner);
+  return layer;
+}
+
+MixerTensors FamilyTensors::mixer(const std::string& prefix, const MixerPlan& plan) {
+  const Family& family = *config_.family;
+  const std::int64_t width = config_.hidden_size, heads = plan.config.value_heads;
+  MixerTensors mixer;
+  auto next = plan.projections.begin();
+  for (const auto& [name, count] : family.projections) {
+    std::int64_t rows = 0;
+    // Step sizes and decays have one row per head: rounding them would save nothing.
+    const bool keep = next->columns.first == plan.a.first || next->columns.first == plan.b.first;
+    for (int i = 0; i < count; ++i) rows += (next++)->columns.count;
+    mixer.in.push_back(files_.matrix(prefix + std::string(name) + ".weight", rows, width));
+    mixer.in.back().keep = keep;
+  }
+  std::vector<std::string> taps;
+  for (const auto name : family.convolutions) taps.push_back(prefix + std::string(name) + ".weight");
+  mixer.taps = files_.taps(taps, plan.channels(), plan.config.conv);
+  mixer.o_norm = files_.vector(prefix + std::string(family.output_norm) + ".weight", {plan.config.value_dim});
+  mixer.out = files_.matrix(prefix + std::string(family.output) + ".weight", width, plan.values());
+  mixer.dt_bias = files_.vector(prefix + "dt_bias", {heads});
+  mixer.a_log = files_.vector(prefix + "A_log", {heads});
+  return mixer;
+}
+
+AttentionTensors FamilyTensors::attention(const std::string& prefix) {
+  const Family& family = *config_.family;
+  const std::int64_t width = config_.hidden_size, dim = config_.head_dim;
+  const std::int64_t queries = config_.heads * dim, keys = config_.key_value_heads * dim;
+  AttentionTensors attention;
+  attention.in = {files_.matrix(prefix + "q_proj.weight", family.gated_attention ? 2 * queries : queries, width),
+                  files_.matrix(prefix + "k_proj.weight", keys, width),
+                  files_.matrix(prefix + "v_proj.weight", keys, width)};
+  attention.out = files_.matrix(prefix + "o_proj.weight", width, queries);
+  attention.q_norm = norm(prefix, {"q_norm"}, family.norm_per_head ? dim : queries);
+  attention.k_norm = norm(prefix, {"k_norm"}, family.norm_per_head ? dim : keys);
+  return attention;
+}
+
+std::string FamilyTensors::fingerprint() const {
+  const auto files = files_.share();
+  io::Sha256 hash;
+  hash.update(io::as_bytes(config_text_));
+  for (const auto& name : files->names()) {
+    hash.update(io::as_bytes(name));
+    hash.update(files->file_with(name)->find(name)->bytes);
+  }
+  return hash.digest();
+}
+
+}  // namespace efla::nn

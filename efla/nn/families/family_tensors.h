@@ -1,0 +1,69 @@
+// The tensors of a model's layers, read from its folder by the description of its family, for the models on the CPU and
+// on a GPU.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "efla/nn/families/family_config.h"
+#include "efla/nn/families/family_weights.h"
+#include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/inference/rows.h"
+
+namespace efla::nn {
+
+// Of a delta layer. `in` has the projections of MixerPlan in their order, some of them in one matrix.
+struct MixerTensors {
+  std::vector<StoredMatrix> in;
+  StoredMatrix out;
+  Vector taps, o_norm, a_log, dt_bias;
+};
+
+// Of an attention layer. `in`: of q, which may have gates, k and v. The norms are of a head, or of all heads.
+struct AttentionTensors {
+  std::vector<StoredMatrix> in;
+  StoredMatrix out;
+  Vector q_norm, k_norm;
+};
+
+struct LayerTensors {
+  bool attends = false;
+  Vector before_mixer, after_mixer, before_mlp, after_mlp;  // norms; empty: none
+  MixerTensors mixer;                                       // of a layer that does not attend
+  AttentionTensors attention;                               // of one that attends
+  std::vector<StoredMatrix> gate_up;
+  StoredMatrix down;
+};
+
+// Functions throw IoError as FamilyWeights does. All norms multiply by their weights: 1 is added to those that the
+// family keeps zero-centred.
+class FamilyTensors {
+ public:
+  // config: of the folder.
+  FamilyTensors(const std::filesystem::path& folder, const FamilyConfig& config);
+
+  Vector norm();  // before the head
+  StoredMatrix embeddings();
+  StoredMatrix head();  // of a model that is not tied
+  // plan: of the model's mixers.
+  LayerTensors layer(std::int64_t index, const MixerPlan& plan);
+
+  // Return what FamilyWeights says of the tensors that were read.
+  std::int64_t elements_read() const { return files_.elements_read(); }
+  std::int64_t check_all_read() const { return files_.check_all_read(); }
+  // Returns the SHA-256 of configuration and tensors.
+  std::string fingerprint() const;
+
+ private:
+  Vector norm(const std::string& prefix, const Names& names, std::int64_t size);
+  MixerTensors mixer(const std::string& prefix, const MixerPlan& plan);
+  AttentionTensors attention(const std::string& prefix);
+
+  FamilyConfig config_;
+  FamilyWeights files_;
+  std::string config_text_;
+};
+
+}  // namespace efla::nn
