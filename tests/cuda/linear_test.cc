@@ -178,6 +178,17 @@ TEST_F(CudaLinear, TakesTheSizesOfALanguageModel) {
   check_linear({17, 1024, 20000, true, true});
 }
 
+// Whose columns exceed the shared memory, so that the product is the sum of several.
+TEST_F(CudaLinear, TakesTheSizesOfLargerLanguageModels) {
+  for (const std::int64_t rows : {1, 4, 8, 64}) {
+    for (const std::int64_t columns : {3584, 9216, 12288})
+      check_linear({rows, columns, 1024, true, false, false, true});
+    for (const std::int64_t columns : {2560, 4096}) check_linear({rows, columns, 2048, true, true, true});
+  }
+  check_linear({1, 12288, 256, false, false, false, true});
+  check_linear({9, 4096, 90, true, true});
+}
+
 TEST_F(CudaLinear, ARowHasTheSameBitsWhateverIsBesideIt) {
   for (const bool narrow : {false, true}) {
     const std::int64_t most = narrow ? 8 : 4;
@@ -207,12 +218,12 @@ TEST_F(CudaLinear, SaysWhatItRefuses) {
   };
   EXPECT_NE(refusal_of({5, 64, 8}).find("at most 4 rows"), std::string::npos);
   EXPECT_NE(refusal_of({65, 64, 8, true}).find("at most 64 rows"), std::string::npos);
-  for (const std::int64_t columns : {3104, 16384}) {
-    EXPECT_NE(refusal_of({9, columns, 64, true}).find("at most 3072 columns"), std::string::npos) << columns;
+  for (const std::int64_t columns : {4104, 16384}) {
+    EXPECT_NE(refusal_of({9, columns, 64, true, true}).find("at most 4096 columns"), std::string::npos) << columns;
   }
   EXPECT_NE(refusal_of({1, 63, 8}).find("pieces of 16 bytes"), std::string::npos);
   EXPECT_NE(refusal_of({1, 60, 8, true}).find("pieces of 16 bytes"), std::string::npos);
-  EXPECT_NE(refusal_of({1, 32768, 8}).find("shared memory"), std::string::npos);
+  EXPECT_NE(refusal_of({1, 32768, 8, false, true}).find("shared memory"), std::string::npos);
 }
 
 }  // namespace

@@ -12,9 +12,10 @@
 namespace efla::gpu {
 
 // Computes y for weights in float32 or bfloat16. Sums are in float32: with float32 weights by multiply-adds, with
-// bfloat16 weights on the tensor cores, where every x is the sum of two bfloat16 numbers. With at most 8 rows the bits
-// of a row do not depend on the other rows. With more rows the sums are added in another order. Takes problems for
-// which linear_refusal returns "". Throws CudaError where the launch fails.
+// bfloat16 weights on the tensor cores, where every x is the sum of two bfloat16 numbers. With at most 8 rows, or fewer
+// where the columns are many, the bits of a row do not depend on the other rows. With more rows the sums are added in
+// another order. A product alone or with a residual whose columns exceed the shared memory is the sum of products of
+// some columns. Takes problems for which linear_refusal returns "". Throws CudaError where the launch fails.
 //
 // The kernels read weight and norm_weight while earlier kernels in the stream still run; these kernels must not write
 // them.

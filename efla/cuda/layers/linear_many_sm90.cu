@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kGroups = 2, kThreads = 128 * kGroups;  // warpgroups
 constexpr int kRows = 64, kBand = 64;                 // most rows of x; columns of a band of the weight and of x
-constexpr int kMostBlocks = 8, kMostBands = 6;        // blocks per cluster; bands per block
+constexpr int kMostBlocks = 8, kMostBands = 8;        // blocks per cluster; bands per block
 // kPiece: columns of a piece of x in the ring.
 constexpr int kPiece = 32, kPieceBytes = kRows * kPiece * static_cast<int>(sizeof(float));
 

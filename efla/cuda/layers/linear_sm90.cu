@@ -352,11 +352,12 @@ void linear_few(const LinearForward& p, cudaStream_t stream) {
 }
 
 std::string linear_few_refusal(const LinearForward& p) {
-  const int most = p.weight ? kMostFloatRows : kMostRows;
-  if (p.x.extent[0] > most) return "it takes at most " + std::to_string(most) + " rows";
-  const int blocks = 1 << 30;  // more than there are tiles, so that each has one tile
-  const int bytes =
-      p.weight ? product_of(p, p.weight, most, blocks).second : product_of(p, p.narrow_weight, most, blocks).second;
+  const std::int64_t rows = p.x.extent[0], most = p.weight ? kMostFloatRows : kMostRows;
+  if (rows > most) return "it takes at most " + std::to_string(most) + " rows";
+  const int registers = rows == 1 ? 1 : rows <= 4 ? 4 : 8;  // rows for which the kernel has registers
+  const int blocks = 1 << 30;                               // more than there are tiles, so that each has one tile
+  const int bytes = p.weight ? product_of(p, p.weight, registers, blocks).second
+                             : product_of(p, p.narrow_weight, registers, blocks).second;
   return bytes <= kMostBytes ? "" : "rows of " + std::to_string(p.x.extent[1]) + " columns exceed its shared memory";
 }
 
