@@ -116,7 +116,7 @@ std::size_t AttentionLayers::weight_bytes() const {
 void AttentionLayers::begin(std::span<const TextRun> runs) {
   positions_.clear();
   for (const auto& run : runs) {
-    if (!layers_.empty()) pages_.grow(run.slot, run.begin + run.tokens);
+    pages_.grow(run.slot, run.begin + run.tokens);
     for (std::int64_t t = 0; t < run.tokens; ++t) positions_.push_back(run.begin + t);
   }
 }
