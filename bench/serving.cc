@@ -12,11 +12,6 @@
 
 #include "efla/base/error.h"
 #include "efla/base/statistics.h"
-#include "efla/data/tokenizers/tokenizer.h"
-#include "efla/engine/local_engine.h"
-#include "efla/io/sha256.h"
-#include "efla/nn/models/language_model.h"
-#include "efla/nn/models/language_model_json.h"
 #include "efla/torch/one_thread.h"
 
 namespace efla::bench {
@@ -25,23 +20,6 @@ namespace {
 using engine::Clock;
 
 constexpr std::size_t kStateMemoryOnGpu = std::size_t{8} << 30;  // bytes; a GPU is measured with many texts
-
-// A tokenizer of ids that have a text each and of which none ends a text, so that every reply has all its tokens.
-class EndlessTokenizer final : public data::Tokenizer {
- public:
-  explicit EndlessTokenizer(std::int64_t vocab_size)
-      : Tokenizer({kName, io::sha256(io::as_bytes(kName)), vocab_size, -1, -1}) {}
-
-  std::vector<std::int32_t> encode_part(std::string_view text, bool /*begins*/) const override {
-    return std::vector<std::int32_t>(text.size(), 0);
-  }
-  std::string_view bytes_of(std::int32_t /*id*/) const override { return "a"; }
-  bool begins_with_added_space(std::int32_t /*id*/) const override { return false; }
-  std::size_t last_cut(std::string_view part) const override { return part.size(); }
-
- private:
-  static constexpr const char* kName = "endless";
-};
 
 double elapsed_ms(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -102,9 +80,9 @@ class Counter final : public engine::Listener {
   bool first_ = true;
 };
 
-engine::Request request(std::int64_t tokens, std::uint64_t seed) {
+engine::Request request(std::int64_t tokens, std::int32_t id) {
   engine::Request request;
-  request.prompt = {static_cast<std::int32_t>('a' + seed % 26)};
+  request.prompt = {id};
   request.max_tokens = tokens;
   request.sampling.temperature = 0.0;
   return request;
@@ -113,7 +91,8 @@ engine::Request request(std::int64_t tokens, std::uint64_t seed) {
 double tokens_per_second(engine::Engine& engine, std::int64_t sessions, std::int64_t tokens) {
   Group group(sessions);
   for (std::int64_t i = 0; i < sessions; ++i) {
-    engine.submit(request(tokens, static_cast<std::uint64_t>(i)), std::make_shared<Counter>(group));
+    const auto id = static_cast<std::int32_t>(i % engine.info().vocab_size);
+    engine.submit(request(tokens, id), std::make_shared<Counter>(group));
   }
   return group.rate();
 }
@@ -143,7 +122,7 @@ void measure_sessions(engine::Engine& engine, const ServingOptions& options,
   fmt::print("session of {} bytes: fork {:.3f} ms, save {:.3f} ms, load {:.3f} ms\n", bytes, median(fork), median(save),
              median(load));
   write({{"study", "serving sessions"},
-         {"preset", options.preset},
+         {"preset", options.model.name()},
          {"session_bytes", bytes},
          {"ms", {{"fork", median(fork)}, {"save", median(save)}, {"load", median(load)}}}});
 }
@@ -154,13 +133,10 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
   libtorch::compute_on_this_thread_only();
   std::map<std::string, std::unique_ptr<engine::Engine>> engines;
   for (const auto& weights : options.weights) {
-    auto config = nn::language_model_preset(options.preset);
-    config.eos_token_id.clear();
-    const auto model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1));
     engine::EngineOptions engine{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads};
     engine.on_gpu = options.on_gpu;
     if (options.on_gpu) engine.state_memory = kStateMemoryOnGpu;
-    engines[weights] = engine::start_engine(model, std::make_unique<EndlessTokenizer>(config.vocab_size), engine);
+    engines[weights] = options.model.start(engine);
   }
   const std::int64_t parameters = engines.begin()->second->info().parameters;
   // Replies that wait for a slot would begin after others have ended.
@@ -172,7 +148,7 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
       }
     }
   }
-  fmt::print("{}, {} parameters\n", options.preset, parameters);
+  fmt::print("{}, {} parameters\n", options.model.name(), parameters);
   std::map<std::pair<std::string, std::int64_t>, std::vector<double>> rates;
   for (int round = 0; round < options.rounds; ++round) {
     for (const auto& weights : options.weights) {
@@ -188,7 +164,7 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
       const double least = *std::min_element(all.begin(), all.end()), most = *std::max_element(all.begin(), all.end());
       fmt::print("{:>10}{:>10}{:>14.1f}{:>12.1f}{:>12.1f}\n", weights, sessions, median(all), least, most);
       write({{"study", "serving"},
-             {"preset", options.preset},
+             {"preset", options.model.name()},
              {"parameters", parameters},
              {"device", options.on_gpu ? "cuda" : "cpu"},
              {"weights", weights},

@@ -26,6 +26,7 @@
 #include "cli/support/device.h"
 #include "cli/support/environment.h"
 #include "cli/support/threads.h"
+#include "cli/support/weights.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/base/version.h"
@@ -243,23 +244,38 @@ void add_stability(CLI::App& program) {
   command->callback([arguments] { bench_stability(*arguments); });
 }
 
+// Adds MODEL, which takes the place of the options for models with random weights.
+void add_model_folder(CLI::App& command, bench::BenchModel& model, CLI::Option* preset, CLI::Option* mixer = nullptr) {
+  auto* folder = command.add_option("MODEL", model.folder, "Folder of a model, instead of random weights");
+  folder->type_name("FOLDER")->excludes(preset);
+  if (mixer != nullptr) folder->excludes(mixer);
+}
+
+// Returns the device for a preset or for the model of a folder.
+c10::Device device_for(const std::string& command, const std::string& device, const bench::BenchModel& model) {
+  return model.folder.empty() ? choose_device(command, device) : choose_model_device(command, device, model.folder);
+}
+
 struct GenerateArguments {
-  bench::GenerationOptions options{.preset = "efla-1m", .mixer = "efla", .longest = 1 << 20, .draws = 200};
+  bench::GenerationOptions options{.model = {.preset = "efla-1m", .mixer = "efla"}, .longest = 1 << 20, .draws = 200};
   std::string device = "cpu", out;
-  int threads = 0;
 };
 
-void bench_generate(const GenerateArguments& arguments) {
-  const auto& options = arguments.options;
-  nn::language_model_preset(options.preset);  // report mistakes before printing anything
-  mixer_preset(options.mixer);
-  const auto device = choose_device("bench generate", arguments.device);
-  if (device.is_cpu() && (options.texts > 1 || options.weights != "float32")) {
-    throw Error("bench generate", options.texts > 1 ? "--texts" : "--weights",
-                (options.texts > 1 ? std::to_string(options.texts) : options.weights) + " on a CPU",
-                "--device cuda, or efla bench serve");
-  }
-  const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads, device);
+// Throws Error for weights that the device does not take.
+void require_weights(const std::string& command, const std::string& weights, const c10::Device& device) {
+  if (nn::parse_weight_type(weights) != nn::WeightType::int8 || device.is_cpu()) return;
+  throw Error(command, "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+}
+
+void bench_generate(GenerateArguments& arguments) {
+  auto& options = arguments.options;
+  options.model.check();  // report mistakes before printing anything
+  const auto device = device_for("bench generate", arguments.device, options.model);
+  require_weights("bench generate", options.weights, device);
+  Require("bench generate")(options.texts == 1 || device.is_cuda(), "--texts",
+                            std::to_string(options.texts) + " on a CPU", "--device cuda, or efla bench serve");
+  if (options.threads == 0) options.threads = available_processors();
+  const auto machine = surroundings(options.threads, device);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);
   bench::measure_generation(options, device, [&](const auto& line) { results.write(line); });
@@ -270,9 +286,9 @@ void add_generation(CLI::App& program) {
       "generate", "Measure memory and time per token of a language model against the length of the context");
   auto arguments = std::make_shared<GenerateArguments>();
   auto& options = arguments->options;
-  command->add_option("--preset", options.preset, "Preset of the model, which has random weights")
-      ->capture_default_str();
-  command->add_option("--mixer", options.mixer, "Mixer of the model")->capture_default_str();
+  auto* preset = command->add_option("--preset", options.model.preset, "Preset of the model, which has random weights");
+  auto* mixer = command->add_option("--mixer", options.model.mixer, "Mixer of the model");
+  add_model_folder(*command, options.model, preset->capture_default_str(), mixer->capture_default_str());
   command->add_option("--longest", options.longest, "Longest context in tokens, after 1024, 4096, ...")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
@@ -282,11 +298,9 @@ void add_generation(CLI::App& program) {
   command->add_option("--texts", options.texts, "Texts that are continued together, on a GPU")
       ->check(CLI::Range(1, 1 << 12))
       ->capture_default_str();
-  command->add_option("--weights", options.weights, "How weights are stored for decoding on a GPU: float32 or bfloat16")
-      ->check(CLI::IsMember({"float32", "bfloat16"}))
-      ->capture_default_str();
+  add_weights_option(*command, options.weights);
   add_device_option(*command, arguments->device);
-  add_threads_option(*command, arguments->threads);
+  add_threads_option(*command, options.threads);
   command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
   command->callback([arguments] { bench_generate(*arguments); });
 }
@@ -299,18 +313,15 @@ struct ServeArguments {
 
 void bench_serve(ServeArguments& arguments) {
   auto& options = arguments.options;
-  nn::language_model_preset(options.preset);  // report mistakes before printing anything
-  const auto device = choose_device("bench serve", arguments.device);
+  options.model.check();  // report mistakes before printing anything
+  const auto device = device_for("bench serve", arguments.device, options.model);
   options.on_gpu = device.is_cuda();
   if (!arguments.weights.empty()) {
     options.weights = arguments.weights;
   } else if (options.on_gpu) {
     options.weights = {"float32", "bfloat16"};
   }
-  for (const auto& weights : options.weights) {
-    if (nn::parse_weight_type(weights) != nn::WeightType::int8 || !options.on_gpu) continue;
-    throw Error("bench serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
-  }
+  for (const auto& weights : options.weights) require_weights("bench serve", weights, device);
   if (options.threads == 0) options.threads = available_processors();
   const auto machine = surroundings(options.threads, device);
   const Results results(arguments.out, false, machine);
@@ -322,8 +333,8 @@ void add_serving(CLI::App& program) {
   auto* command = program.add_subcommand("serve", "Measure replies to several texts at once, and stored sessions");
   auto arguments = std::make_shared<ServeArguments>();
   auto& options = arguments->options;
-  command->add_option("--preset", options.preset, "Preset of the model, which has random weights")
-      ->capture_default_str();
+  auto* preset = command->add_option("--preset", options.model.preset, "Preset of the model, which has random weights");
+  add_model_folder(*command, options.model, preset->capture_default_str());
   command->add_option("--sessions", options.sessions, "Texts at once, separated by commas")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 12))

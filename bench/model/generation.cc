@@ -10,16 +10,10 @@
 #include <future>
 #include <memory>
 #include <stdexcept>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "efla/base/random.h"
-#include "efla/data/tokenizers/tokenizer.h"
-#include "efla/engine/local_engine.h"
-#include "efla/nn/models/language_model.h"
-#include "efla/nn/models/language_model_json.h"
-#include "efla/rule/mixer_preset.h"
 #include "efla/torch/host_copy.h"
 #include "efla/torch/one_thread.h"
 
@@ -30,25 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kShortest = 1024;  // first context
 constexpr std::int64_t kWarmUp = 8;       // tokens drawn before the clock starts
-
-// The ids of a model without text, of which none ends a text.
-class AnyTokens final : public data::Tokenizer {
- public:
-  explicit AnyTokens(std::int64_t vocab_size) : Tokenizer(info_of(vocab_size)) {}
-
-  std::vector<std::int32_t> encode_part(std::string_view /*part*/, bool /*begins*/) const override { return {}; }
-  std::string_view bytes_of(std::int32_t /*id*/) const override { return "x"; }
-  bool begins_with_added_space(std::int32_t /*id*/) const override { return false; }
-  std::size_t last_cut(std::string_view /*part*/) const override { return 0; }
-
- private:
-  static io::TokenizerInfo info_of(std::int64_t vocab_size) {
-    auto info = data::load_tokenizer("bytes")->info();
-    info.vocab_size = vocab_size;
-    info.bos = info.eos = -1;
-    return info;
-  }
-};
 
 // Keeps the times of a reply's tokens.
 class Watch final : public engine::Listener {
@@ -128,10 +103,6 @@ std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
 
 void measure_generation(const GenerationOptions& options, const c10::Device& device,
                         const std::function<void(const nlohmann::ordered_json&)>& write) {
-  auto config = nn::language_model_preset(options.preset);
-  config.mixer = mixer_preset(options.mixer).name;
-  config.eos_token_id.clear();
-  const auto model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1));
   engine::EngineOptions engine_options;
   engine_options.state_memory = engine_options.session_memory = engine::kNoBound;
   engine_options.cache_memory = 0;
@@ -141,9 +112,11 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
   engine_options.weights = options.weights;
   engine_options.draft_tokens = 0;  // repetitions of random tokens say nothing
   engine_options.step_time = std::chrono::seconds(1);
-  const auto engine = engine::start_engine(model, std::make_shared<AnyTokens>(config.vocab_size), engine_options);
+  engine_options.threads = options.threads;
+  const auto engine = options.model.start(engine_options);
+  const std::string name = options.model.name(), kind = options.model.kind();
   const std::int64_t parameters = engine->info().parameters;
-  fmt::print("{} with {}, {} parameters\n", options.preset, options.mixer, parameters);
+  fmt::print("{} with {}, {} parameters\n", name, kind, parameters);
   fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per step", "least", "90 %",
              "state bytes", "resident MB");
   Random random(1);
@@ -162,8 +135,8 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
                state_bytes, static_cast<double>(resident_bytes()) / 1e6);
     std::fflush(stdout);
     write({{"study", "generation"},
-           {"preset", options.preset},
-           {"mixer", options.mixer},
+           {"preset", name},
+           {"mixer", kind},
            {"weights", options.weights},
            {"texts", options.texts},
            {"device", device.str()},

@@ -8,18 +8,21 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/model/bench_model.h"
+
 namespace efla::bench {
 
 struct GenerationOptions {
-  std::string preset, mixer;
-  std::string weights = "float32";  // how weights are stored for decoding on a GPU
+  BenchModel model;
+  std::string weights = "float32";  // how weights are stored for decoding
   std::int64_t longest = 1, draws = 1;
   std::int64_t texts = 1;  // texts that are continued together, on a GPU
+  int threads = 0;
 };
 
-// Prefills random tokens with a model of random weights, up to 1024, 4096, … and finally the longest context, and at
+// Prefills random tokens, up to 1024, 4096, … and finally the longest context, and at
 // each context draws `draws` tokens per text from copies of the state. Prints a line per context and passes its result
-// to `write` as one object (docs/performance.md). Throws Error for an unknown preset or mixer.
+// to `write` as one object (docs/performance.md).
 void measure_generation(const GenerationOptions& options, const c10::Device& device,
                         const std::function<void(const nlohmann::ordered_json&)>& write);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/eval/engine_scorer.h"
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
@@ -23,7 +24,7 @@
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/nn/inference/inference_model.h"
-#include "efla/nn/models/language_model_file.h"
+#include "efla/nn/model_size.h"
 
 namespace efla::cli {
 namespace {
@@ -57,15 +58,35 @@ void check_tasks(const std::vector<std::string>& tasks) {
   }
 }
 
-std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments,
-                                                const nn::LanguageModelConfig& config) {
+// A model of any kind, as the scores and their report need it.
+struct ScoredModel {
+  eval::Scorer scorer;  // which keeps the model
+  std::int64_t parameters = 0;
+};
+
+ScoredModel load_scored_model(const EvalLmArguments& arguments, ThreadPool& pool) {
+  const auto weights = nn::parse_weight_type(arguments.weights);
+  const auto device = choose_model_device(kEvalLm, arguments.device, arguments.model);
+  if (nn::is_family_folder(arguments.model)) {
+    auto model = std::make_shared<nn::FamilyModel>(arguments.model, weights);
+    const auto parameters = model->parameters();
+    return {make_scorer(engine::make_family_model(std::move(model), weights), arguments.options.text.max_length, pool),
+            parameters};
+  }
+  auto model = nn::load_language_model(arguments.model, device);
+  if (weights != nn::WeightType::float32) nn::round_weights(*model, weights);
+  const auto score = [model](const eval::ScoreBatch& batch) { return eval::make_scorer(*model)(batch); };
+  return {score, model->parameter_count()};
+}
+
+std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::ModelSize& model) {
   const auto path = require_tokenizer(kEvalLm, arguments.model, arguments.tokenizer);
   auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run(kEvalLm, arguments.model, path, tokenizer->info());
-  if (tokenizer->vocab_size() > config.vocab_size) {
+  if (tokenizer->vocab_size() > model.vocab_size) {
     throw Error(kEvalLm, "--tokenizer",
                 fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),
-                fmt::format("at most the {} of the model", config.vocab_size));
+                fmt::format("at most the {} of the model", model.vocab_size));
   }
   return tokenizer;
 }
@@ -87,11 +108,11 @@ std::vector<eval::LmTaskResult> evaluate(const EvalLmArguments& arguments, const
   return results;
 }
 
-nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::LanguageModel& model,
+nlohmann::ordered_json report(const EvalLmArguments& arguments, const std::string& kind, std::int64_t parameters,
                               const data::Tokenizer& tokenizer, const std::vector<eval::LmTaskResult>& results) {
   nlohmann::ordered_json all{{"model", nn::language_model_folder(arguments.model).string()},
-                             {"mixer", model.config().mixer},
-                             {"parameters", model.parameter_count()},
+                             {"mixer", kind},
+                             {"parameters", parameters},
                              {"weights", arguments.weights},
                              {"tokenizer", tokenizer.info().name},
                              {"max_length", arguments.options.text.max_length},
@@ -123,29 +144,28 @@ void print_table(const std::vector<eval::LmTaskResult>& results) {
 void eval_lm(const EvalLmArguments& arguments) {
   const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
   check_tasks(names);
-  const auto weights = nn::parse_weight_type(arguments.weights);
   if (!arguments.out.empty()) check_output_file(kEvalLm, "--out", arguments.out);
   nn::language_model_folder(arguments.model);  // throws for a folder without a model, which is RUN mistyped
   std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);
-  const auto tokenizer = load_tokenizer(arguments, nn::load_language_model_config(arguments.model));
+  const auto size = nn::model_size(arguments.model);
+  const auto tokenizer = load_tokenizer(arguments, size);
   std::vector<eval::LmTaskRequests> requests;  // all made before the first is scored, for a --max-length too small
   for (const auto& task : tasks) {
     requests.push_back(eval::lm_task_requests(task, *tokenizer, arguments.options.text, pool));
   }
   report_ignored_checkpoints(kEvalLm, arguments.model);
-  const auto model = nn::load_language_model(arguments.model, choose_device(kEvalLm, arguments.device));
-  if (weights != nn::WeightType::float32) nn::round_weights(*model, weights);
+  const auto model = load_scored_model(arguments, pool);
 
   watch_for_interrupts();
   std::vector<eval::LmTaskResult> results;
   try {
-    results = evaluate(arguments, tasks, requests, eval::make_scorer(*model), pool);
+    results = evaluate(arguments, tasks, requests, model.scorer, pool);
   } catch (const Stopped&) {
     end_interrupted("Stopped. Nothing was written.");
   }
-  const auto text = io::to_json_text(report(arguments, *model, *tokenizer, results));
+  const auto text = io::to_json_text(report(arguments, size.kind, model.parameters, *tokenizer, results));
   if (!arguments.out.empty()) io::write_file_atomically(arguments.out, text);
   if (arguments.json) {
     fmt::print("{}", text);

@@ -21,7 +21,6 @@
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/interrupt.h"
-#include "cli/support/model_size.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/name_option.h"
 #include "cli/support/output_file.h"
@@ -39,6 +38,7 @@
 #include "efla/io/json.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/model_size.h"
 #include "efla/torch/one_thread.h"
 
 namespace efla::cli {
@@ -324,7 +324,7 @@ class Generate {
 void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
-  model_size(arguments.model);  // the mistakes of whose configuration come first
+  nn::model_size(arguments.model);  // the mistakes of whose configuration come first
   report_ignored_checkpoints("generate", arguments.model);
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
   auto tokenizer = data::load_tokenizer(path);

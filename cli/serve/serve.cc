@@ -18,7 +18,6 @@
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
-#include "cli/support/model_size.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
 #include "cli/support/program.h"
@@ -29,6 +28,7 @@
 #include "efla/engine/durable_engine.h"
 #include "efla/engine/engine.h"
 #include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/model_size.h"
 #include "efla/serve/api/service.h"
 #include "efla/serve/page/page.h"
 
@@ -66,7 +66,7 @@ void run(ServeArguments arguments) {
   const serve::Keys keys(api_keys.empty() ? std::vector<std::string>()
                                           : serve::read_client_keys(api_keys, "--api-keys"));
   if (!state_keys.empty()) api.state_keys = serve::StateKeys(serve::read_keys(state_keys, "--state-keys"));
-  const ModelSize size = model_size(model);
+  const nn::ModelSize size = nn::model_size(model);
   api.kv_bytes_per_token = 2 * size.layers * size.width * 2;  // keys and values of 2 bytes
   api.model = name.empty() ? default_name(model) : name;
   api.page = serve::page_html();

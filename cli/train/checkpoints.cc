@@ -24,6 +24,7 @@
 #include "efla/io/file.h"
 #include "efla/io/output_folder.h"
 #include "efla/io/safetensors/safetensors.h"
+#include "efla/io/safetensors/safetensors_folder.h"
 #include "efla/nn/families/family_model.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
@@ -81,6 +82,22 @@ void convert(const std::string& command, const Arguments& arguments) {
              of_tokenizer.files.empty() ? "" : ", with its tokenizer");
   if (!of_tokenizer.refusal.empty()) fmt::print("without tokenizer.json: {}\n", of_tokenizer.refusal);
   if (!tokenizer.empty() && !exists) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
+}
+
+// Writes the folder of a model of a family as it is: the tensors with checksums, and the other files, but for hidden
+// ones.
+void export_family(const Arguments& arguments) {
+  io::OutputFolder folder(arguments.out, "export");
+  const nn::FamilyModel model(arguments.model, nn::WeightType::float32);  // throws where a part is missing
+  io::SafetensorsFolder(arguments.model).write(folder.path());
+  for (const auto& entry : std::filesystem::directory_iterator(arguments.model)) {
+    const auto name = entry.path().filename();
+    if (!entry.is_regular_file() || name.string().starts_with(".") || exists(folder.path() / name)) continue;
+    io::write_file_atomically(folder.path() / name, io::MappedFile(entry.path()).bytes());
+  }
+  folder.commit();
+  fmt::print("{}: {}, {} layers, {} parameters, as they were\n", arguments.out, model.config().family->model_type,
+             model.config().layers(), model.parameters());
 }
 
 // Returns input_ids [B, T] of the file.
@@ -149,7 +166,10 @@ void add_converter(CLI::App& program, const std::string& name, const std::string
   auto* command = program.add_subcommand(name, what);
   command->add_option(argument, arguments->model, argument_help)->required()->type_name("FOLDER");
   command->add_option("--out", arguments->out, out_help)->required()->type_name(out_name);
-  command->callback([name, arguments] { convert(name, *arguments); });
+  command->callback([name, arguments] {
+    const bool as_it_is = name == "export" && nn::is_family_folder(arguments->model);
+    as_it_is ? export_family(*arguments) : convert(name, *arguments);
+  });
 }
 
 }  // namespace
@@ -160,7 +180,9 @@ void add_checkpoints(CLI::App& program) {
                 "model.safetensors, or its shards with model.safetensors.index.json",
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
-                "Folder of a model, or of a training run (its latest checkpoint)", "HF_DIR",
+                "Folder of a model, or of a training run (its latest checkpoint); the folder of a\n"
+                "hybrid model is written as it is, with checksums",
+                "HF_DIR",
                 "New folder for config.json, model.safetensors, efla_model.py and, if there is\n"
                 "a tokenizer, its files and tokenizer.json with tokenizer_config.json");
 

@@ -191,6 +191,7 @@ struct EngineOptions {
   std::chrono::milliseconds step_time{50};  // a step takes fewer tokens of prompts if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait
   std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped
+  bool ends_texts = true;                   // false: EngineInfo::ends is empty, for measurements
   int threads = 0;                          // 0: one per processor
 };
 

@@ -109,7 +109,7 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
            parameters,
            config.vocab_size,
            tokenizer_->bos() >= 0 ? tokenizer_->bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
-           end_ids(*tokenizer_, config),
+           options.ends_texts ? end_ids(*tokenizer_, config) : std::vector<std::int32_t>(),
            model_->layout(0).bytes(),
            token_bytes(*model_),
            options.max_queue,

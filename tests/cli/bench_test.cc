@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "efla/io/json.h"
+#include "tests/nn/random_family.h"
 #include "tests/support/program.h"
 
 namespace efla::test {
@@ -187,7 +188,37 @@ TEST(BenchGenerate, AResultForEachContext) {
   EXPECT_TRUE(is_user_mistake(run_program({"bench", "serve", "--preset", "efla-1b"}),
                               "efla: bench serve: --preset: got 'efla-1b'"));
   EXPECT_TRUE(is_user_mistake(bench({"--device", "cpu", "--texts", "64"}), "64 on a CPU"));
-  EXPECT_TRUE(is_user_mistake(bench({"--device", "cpu", "--weights", "bfloat16"}), "bfloat16 on a CPU"));
+  EXPECT_TRUE(is_user_mistake(bench({folder.file("none")}), "no such folder"));
+  EXPECT_TRUE(is_user_mistake(bench({folder.file("none"), "--mixer", "efla"}), "--mixer excludes MODEL"));
+}
+
+TEST(BenchGenerate, TakesTheFolderOfAModel) {
+  const TempFolder folder;
+  const auto config = nn::random_family_config(false, 3);
+  auto ended = config;
+  ended["eos_token_id"] = json::array();  // every id ends a text, of which a benchmark knows nothing
+  for (std::int64_t id = 0; id < config["vocab_size"]; ++id) ended["eos_token_id"].push_back(id);
+  const auto model = folder.path() / "Some-1B";
+  std::filesystem::create_directory(model);
+  nn::write_family_folder(model, ended, nn::random_family_tensors(config, "model.", 4), false, true);
+  const auto path = folder.file("results.jsonl");
+  const auto bench = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "bench");
+    arguments.insert(arguments.end(), {"--out", path, "--device", "cpu"});
+    return run_program(arguments);
+  };
+  const auto generated = bench({"generate", model.string(), "--longest", "100", "--draws", "3", "--weights", "int8"});
+  ASSERT_EQ(generated.exit_code, 0) << generated.err;
+  const auto served = bench({"serve", (model / "").string(), "--sessions", "2", "--tokens", "4", "--reps", "1"});
+  ASSERT_EQ(served.exit_code, 0) << served.err;
+  const auto lines = io::read_json_lines(path);
+  ASSERT_EQ(lines.size(), 5U);
+  for (const auto& line : lines) EXPECT_EQ(line.at("preset"), "Some-1B");
+  EXPECT_EQ(lines[0].at("mixer"), "qwen3_5");
+  EXPECT_EQ(lines[0].at("weights"), "int8");
+  EXPECT_EQ(lines[0].at("context"), 100);
+  EXPECT_GT(lines[1].at("tokens_per_s").at("median").get<double>(), 0.0);
+  EXPECT_TRUE(is_user_mistake(bench({"serve", model.string(), "--preset", "efla-1m"}), "--preset excludes MODEL"));
 }
 
 }  // namespace

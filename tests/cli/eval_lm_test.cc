@@ -1,8 +1,12 @@
 // efla eval lm on a tiny model and the small files of tests/support/lm_tasks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +14,8 @@
 #include "efla/eval/lm_benchmark.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
+#include "tests/nn/family_reference.h"
+#include "tests/nn/random_family.h"
 #include "tests/support/program.h"
 
 namespace efla::test {
@@ -75,6 +81,55 @@ TEST_F(EvalLm, GivesTheScoresOfTheLibrary) {
     }
   }
   EXPECT_NEAR(found.at("table_1").at("average").get<double>(), eval::table_average(results).value(), 1e-12);
+}
+
+// Returns the scores of a reference in float64.
+std::vector<eval::TargetScore> reference_scores(const nn::FamilyReference& reference, const eval::ScoreBatch& batch) {
+  std::vector<eval::TargetScore> scores;
+  std::int64_t row = -1;
+  std::vector<double> logits;
+  for (const auto& target : batch.targets) {
+    if (target.row != row) {
+      row = target.row;
+      const auto first = batch.tokens.begin() + row * batch.length;
+      logits = reference.logits(std::vector<std::int32_t>(first, first + batch.length));
+    }
+    const auto vocab_size = std::ssize(logits) / batch.length;
+    const std::span<const double> own(logits.data() + target.position * vocab_size,
+                                      static_cast<std::size_t>(vocab_size));
+    double sum = 0.0;
+    for (const double z : own) sum += std::exp(z);
+    scores.push_back({own[static_cast<std::size_t>(target.token)] - std::log(sum),
+                      std::ranges::max_element(own) - own.begin() == target.token});
+  }
+  return scores;
+}
+
+TEST_F(EvalLm, ScoresAModelOfAFamily) {
+  auto config = nn::random_family_config(true, 3);
+  config["vocab_size"] = 260;
+  std::filesystem::create_directory(folder_ / "family");
+  nn::write_family_folder(folder_ / "family", config, nn::random_family_tensors(config, "model.", 4), false, false);
+  const auto result = eval({"--tokenizer", "bytes", "--json", "--limit", "3", "--max-length", "64"}, "family");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto found = json::parse(result.out);
+  EXPECT_EQ(found.at("mixer"), "olmo_hybrid");
+  EXPECT_GT(found.at("parameters"), 1000);
+
+  const nn::FamilyReference reference(folder_ / "family");
+  const auto scorer = [&](const eval::ScoreBatch& batch) { return reference_scores(reference, batch); };
+  const auto tokenizer = data::load_tokenizer("bytes");
+  ThreadPool pool(2);
+  for (const auto& info : data::lm_tasks()) {
+    const auto task = data::load_lm_task(info.name, kData, 3);
+    const auto requests = eval::lm_task_requests(task, *tokenizer, {.max_length = 64}, pool);
+    const auto expected = eval::evaluate_lm_task(task, requests, scorer, 1000, pool);
+    for (const auto& score : expected.scores) {
+      const double value = found.at("tasks").at(expected.task).at(score.name).get<double>();
+      EXPECT_NEAR(value, score.value, 1e-4 * std::abs(score.value)) << info.name << " " << score.name;
+    }
+  }
+  EXPECT_EQ(eval({"--tokenizer", "bytes", "--tasks", "piqa", "--weights", "int8"}, "family").exit_code, 0);
 }
 
 TEST_F(EvalLm, PrintsATable) {

@@ -67,4 +67,10 @@ std::vector<std::string> SafetensorsFolder::names() const {
   return all;
 }
 
+void SafetensorsFolder::write(const std::filesystem::path& folder) const {
+  for (const auto& file : files_) {
+    write_safetensors(folder / std::filesystem::path(file->path()).filename(), file->tensors(), file->metadata());
+  }
+}
+
 }  // namespace efla::io

@@ -26,6 +26,9 @@ class SafetensorsFolder {
   const SafetensorsFile* file_with(std::string_view name) const;
   // Returns the sorted names of all tensors.
   std::vector<std::string> names() const;
+  // Writes the files that hold the tensors to another folder, under their names and with checksums. An index is not
+  // written.
+  void write(const std::filesystem::path& folder) const;
 
  private:
   void open_shards(const std::filesystem::path& folder);

@@ -1,0 +1,133 @@
+// Commands with the folder of a model of a family, as transformers saves it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/io/safetensors/safetensors.h"
+#include "tests/nn/random_family.h"
+#include "tests/support/program.h"
+
+namespace efla::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// Divides model.safetensors into two shards and their index.
+void shard(const fs::path& folder) {
+  json index{{"metadata", {{"total_size", 1}}}, {"weight_map", json::object()}};
+  {
+    const io::SafetensorsFile file(folder / kWeights);
+    const auto& all = file.tensors();
+    const auto half = all.begin() + std::ssize(all) / 2;
+    const std::vector parts{std::vector(all.begin(), half), std::vector(half, all.end())};
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const std::string name = "model-0000" + std::to_string(i + 1) + "-of-00002.safetensors";
+      io::write_safetensors(folder / name, parts[i], {{"format", "pt"}});
+      for (const auto& tensor : parts[i]) index["weight_map"][tensor.name] = name;
+    }
+  }
+  fs::remove(folder / kWeights);
+  io::write_file_atomically(folder / kIndex, index.dump(1));
+}
+
+class FamilyFolder : public testing::Test {
+ protected:
+  FamilyFolder() {
+    nn::write_family_folder(model(), config_, nn::random_family_tensors(config_, "model.language_model.", 8), true,
+                            /*narrow=*/true);
+  }
+  fs::path model() const { return folder_.path() / "model"; }
+  fs::path out() const { return folder_.path() / "out"; }
+  std::vector<std::string> exporting() const { return {"export", model().string(), "--out", out().string()}; }
+  // Returns the sorted names of the files that were exported.
+  std::vector<std::string> exported() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(out())) names.push_back(entry.path().filename().string());
+    std::ranges::sort(names);
+    return names;
+  }
+
+  const TempFolder folder_;
+  json config_ = nn::random_family_config(false, 7);
+
+ private:
+  const bool made_ = fs::create_directory(folder_.path() / "model");
+};
+
+TEST_F(FamilyFolder, IsExportedAsItWas) {
+  write_text(model() / "chat_template.jinja", "{{ messages }}");
+  write_text(model() / ".hidden", "x");
+  fs::create_directory(model() / "assets");
+  const auto result = run_program(exporting());
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("qwen3_5"), std::string::npos) << result.out;
+  EXPECT_EQ(exported(), (std::vector<std::string>{"chat_template.jinja", "config.json", kWeights}));
+  EXPECT_EQ(read_text(out() / "config.json"), read_text(model() / "config.json"));
+  // The folder was written with checksums, and so is the same.
+  EXPECT_EQ(read_text(out() / kWeights), read_text(model() / kWeights));
+  EXPECT_EQ(run_program(exporting()).exit_code, 2) << "the folder is not empty";
+}
+
+TEST_F(FamilyFolder, IsExportedInItsShards) {
+  shard(model());
+  ASSERT_EQ(run_program(exporting()).exit_code, 0);
+  const auto names = exported();
+  ASSERT_EQ(names.size(), 4U);
+  for (const auto& name : names) EXPECT_EQ(read_text(out() / name), read_text(model() / name)) << name;
+  fs::remove(out() / names[1]);
+  fs::remove_all(model());
+  fs::rename(out(), model());
+  const auto refused = run_program(exporting());
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_FALSE(fs::exists(out()));
+}
+
+TEST_F(FamilyFolder, ChecksumsAreAdded) {
+  // A file without checksums, as other programs write it.
+  const io::SafetensorsFile file(model() / kWeights);
+  const auto& first = file.tensors().front();
+  const auto without = [&] {
+    std::string header = "{";
+    std::size_t at = 0;
+    for (const auto& tensor : file.tensors()) {
+      header += (at == 0 ? "\"" : ",\"") + tensor.name + R"(":{"dtype":")" + std::string(io::type_name(tensor.type)) +
+                R"(","shape":)" + json(tensor.shape).dump() + ",\"data_offsets\":[" + std::to_string(at) + ",";
+      at += tensor.bytes.size();
+      header += std::to_string(at) + "]}";
+    }
+    header += "}";
+    std::string bytes(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(header.size() >> (8 * i));
+    bytes += header;
+    for (const auto& tensor : file.tensors()) bytes.append(tensor.bytes.begin(), tensor.bytes.end());
+    return bytes;
+  }();
+  io::write_file_atomically(model() / kWeights, without);
+  ASSERT_EQ(run_program(exporting()).exit_code, 0);
+  const auto bytes = read_text(out() / kWeights);
+  EXPECT_NE(bytes, without);
+  const io::SafetensorsFile written(out() / kWeights);
+  for (const auto& tensor : file.tensors()) {
+    const auto* same = written.find(tensor.name);
+    ASSERT_NE(same, nullptr);
+    EXPECT_TRUE(std::ranges::equal(same->bytes, tensor.bytes)) << tensor.name;
+  }
+  auto damaged = bytes;
+  damaged[damaged.size() - first.bytes.size()] ^= 1;
+  io::write_file_atomically(out() / kWeights, damaged);
+  EXPECT_THROW(io::SafetensorsFile(out() / kWeights), IoError);
+}
+
+}  // namespace
+}  // namespace efla::test
