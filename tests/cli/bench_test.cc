@@ -209,7 +209,7 @@ TEST(BenchGenerate, TakesTheFolderOfAModel) {
   };
   const auto generated = bench({"generate", model.string(), "--longest", "100", "--draws", "3", "--weights", "int8"});
   ASSERT_EQ(generated.exit_code, 0) << generated.err;
-  const auto served = bench({"serve", (model / "").string(), "--sessions", "2", "--tokens", "4", "--reps", "1"});
+  const auto served = bench({"serve", (model / "").string(), "--sessions", "1", "--tokens", "4", "--reps", "1"});
   ASSERT_EQ(served.exit_code, 0) << served.err;
   const auto lines = io::read_json_lines(path);
   ASSERT_EQ(lines.size(), 5U);
