@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -173,11 +175,8 @@ TEST(FamilyWeights, RefusesTensorsThatAreNotTheModels) {
   changed("has no tensor " + attention + "q_norm.weight", [&](auto& t) { t.all.erase(attention + "q_norm.weight"); });
   changed("has a tensor model.extra", [](auto& t) { t.add("model.extra", {1}, 1.0); });
   changed("nearest: " + mixer + "A_log", [&](auto& t) { t.add(mixer + "A_logs", {1}, 1.0); });
-  changed("neither model.language_model.embed_tokens.weight", rename("model.embed_tokens.weight", "wte.weight"));
-  changed("the form of MLX", [&](auto& t) {
-    auto& shape = t.all.at(mixer + "conv1d.weight").shape;
-    std::swap(shape[1], shape[2]);
-  });
+  changed("neither model.language_model.norm.weight", rename("model.norm.weight", "ln_f.weight"));
+  changed("has no tensor model.embed_tokens.weight", rename("model.embed_tokens.weight", "wte.weight"));
   changed("expected F32, BF16 or F16", [&](auto& t) {
     t.all.at(mixer + "dt_bias").shape = {1, 0};
     t.all.at(mixer + "dt_bias").values.clear();
@@ -194,6 +193,68 @@ TEST(FamilyWeights, RefusesTensorsThatAreNotTheModels) {
   folder.tensors.add("mtp.fc.weight", {2, 2}, 1.0);
   folder.tensors.add("model.visual.patch", {3}, 1.0);
   EXPECT_EQ(folder.load().skipped_tensors(), 2);
+}
+
+// Returns the logits after some ids.
+std::vector<float> logits_of(FamilyModel model) {
+  const std::vector<std::int32_t> ids{3, 1, 4, 1, 5};
+  const std::int64_t rows = std::ssize(ids), vocab_size = model.config().vocab_size;
+  const TextRun run{.tokens = rows};
+  ThreadPool pool(1);
+  std::vector<float> hidden(static_cast<std::size_t>(rows * model.config().hidden_size));
+  std::vector<float> logits(static_cast<std::size_t>(rows * vocab_size));
+  const auto inner = View<float, 2>::contiguous(hidden.data(), {rows, model.config().hidden_size});
+  model.make_slots(1);
+  model.clear(0);
+  model.advance(ids, std::span(&run, 1), inner, pool);
+  model.logits(inner, View<float, 2>::contiguous(logits.data(), {rows, vocab_size}), pool);
+  return logits;
+}
+
+// Converts a folder's tensors as programs for MLX do.
+void convert_for_mlx(RandomTensors& tensors) {
+  std::map<std::string, RandomTensors::Tensor> converted;
+  for (auto& [name, tensor] : tensors.all) {
+    if (name.ends_with("norm.weight") && !name.ends_with("linear_attn.norm.weight")) {
+      for (auto& w : tensor.values) w += 1.0F;
+    }
+    if (name.ends_with("conv1d.weight")) std::swap(tensor.shape[1], tensor.shape[2]);
+    converted["language_model." + name] = tensor;
+  }
+  tensors.all = converted;
+}
+
+TEST(FamilyWeights, TakesFoldersForMlx) {
+  ChangedFolder folder;
+  const auto expected = logits_of(folder.load());
+  convert_for_mlx(folder.tensors);
+  EXPECT_EQ(logits_of(folder.load()), expected);
+
+  ChangedFolder mixed;
+  mixed.config["layer_types"] = {"linear_attention", "linear_attention"};
+  mixed.tensors = random_family_tensors(mixed.config, "model.", 1);
+  auto& shape = mixed.tensors.all.at("model.layers.0.linear_attn.conv1d.weight").shape;
+  std::swap(shape[1], shape[2]);
+  mixed.refuse("model.layers.1.linear_attn.conv1d.weight is F32");
+}
+
+TEST(FamilyWeights, AHeadInTheFolderCountsAlsoIfTheModelIsTied) {
+  ChangedFolder folder;
+  const auto apart = logits_of(folder.load());
+  folder.config["tie_word_embeddings"] = true;
+  EXPECT_EQ(logits_of(folder.load()), apart);
+
+  auto& tensors = folder.tensors.all;
+  const auto head = tensors.at("lm_head.weight");
+  tensors.erase("lm_head.weight");
+  EXPECT_NE(logits_of(folder.load()), apart);
+  tensors.at("model.embed_tokens.weight") = head;
+  const auto tied = logits_of(folder.load());
+  tensors.erase("model.embed_tokens.weight");
+  tensors["lm_head.weight"] = head;
+  EXPECT_EQ(logits_of(folder.load()), tied);
+  folder.config["tie_word_embeddings"] = false;
+  folder.refuse("has no tensor model.embed_tokens.weight");
 }
 
 }  // namespace

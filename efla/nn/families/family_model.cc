@@ -32,6 +32,7 @@ FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights
       mixers_(config_.mixer),
       attention_(config_, keys_values),
       tensors_(folder, config_) {
+  config_.tied = tensors_.tied();
   norm_ = tensors_.norm();
   const StoredMatrix embeddings = tensors_.embeddings();
   if (config_.tied) {

@@ -7,9 +7,15 @@
 #include "efla/io/sha256.h"
 
 namespace efla::nn {
+namespace {
+
+constexpr const char* kEmbeddings = "embed_tokens.weight";
+
+}  // namespace
 
 FamilyTensors::FamilyTensors(const std::filesystem::path& folder, const FamilyConfig& config)
     : config_(config), files_(folder, *config.family) {
+  config_.tied = config.tied && !(files_.has_head() && files_.has(kEmbeddings));
   const auto text = io::read_file(folder / "config.json");
   config_text_.assign(text.begin(), text.end());
 }
@@ -17,7 +23,7 @@ FamilyTensors::FamilyTensors(const std::filesystem::path& folder, const FamilyCo
 Vector FamilyTensors::norm(const std::string& prefix, const Names& names, std::int64_t size) {
   if (names.empty()) return {};
   auto weight = files_.vector(files_.first_of(prefix, names, ".weight"), {size});
-  if (config_.family->zero_centred_norms) {
+  if (config_.family->zero_centred_norms && !files_.for_mlx()) {
     for (auto& w : weight) w += 1.0F;
   }
   return weight;
@@ -26,7 +32,8 @@ Vector FamilyTensors::norm(const std::string& prefix, const Names& names, std::i
 Vector FamilyTensors::norm() { return norm("", {"norm"}, config_.hidden_size); }
 
 StoredMatrix FamilyTensors::embeddings() {
-  return files_.matrix("embed_tokens.weight", config_.vocab_size, config_.hidden_size);
+  if (config_.tied && !files_.has(kEmbeddings)) return head();
+  return files_.matrix(kEmbeddings, config_.vocab_size, config_.hidden_size);
 }
 
 StoredMatrix FamilyTensors::head() { return files_.head(config_.vocab_size, config_.hidden_size); }

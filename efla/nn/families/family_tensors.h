@@ -38,15 +38,18 @@ struct LayerTensors {
 };
 
 // Functions throw IoError as FamilyWeights does. All norms multiply by their weights: 1 is added to those that the
-// family keeps zero-centred.
+// folder keeps zero-centred.
 class FamilyTensors {
  public:
   // config: of the folder.
   FamilyTensors(const std::filesystem::path& folder, const FamilyConfig& config);
 
   Vector norm();  // before the head
-  StoredMatrix embeddings();
-  StoredMatrix head();  // of a model that is not tied
+  // Returns whether the head has the weight of the embeddings. As in transformers, it does not where the folder has a
+  // weight for each, whatever the configuration says.
+  bool tied() const { return config_.tied; }
+  StoredMatrix embeddings();  // a tied model's may have the name of the head
+  StoredMatrix head();        // of a model that is not tied
   // plan: of the model's mixers.
   LayerTensors layer(std::int64_t index, const MixerPlan& plan);
 

@@ -68,13 +68,27 @@ FamilyWeights::FamilyWeights(const std::filesystem::path& folder, const Family& 
     : folder_(std::make_shared<const io::SafetensorsFolder>(folder)), family_(family) {
   for (const auto prefix : family.prefixes) {
     prefix_ = prefix;
-    if (has("embed_tokens.weight")) return;
+    if (!has("norm.weight")) continue;
+    for_mlx_ = find_form();
+    return;
   }
   std::string names;
   for (const auto prefix : family.prefixes) {
-    names.append(names.empty() ? "" : " nor ").append(prefix).append("embed_tokens.weight");
+    names.append(names.empty() ? "" : " nor ").append(prefix).append("norm.weight");
   }
   io::fail_in(folder_->path(), "has neither " + names);
+}
+
+// Returns whether the first of the convolutions has MLX's shape.
+bool FamilyWeights::find_form() const {
+  if (family_.convolutions.empty()) return false;
+  const auto end = std::string(".").append(family_.convolutions.front()).append(".weight");
+  for (const auto& name : folder_->names()) {
+    if (!name.starts_with(prefix_) || !name.ends_with(end)) continue;
+    const auto& shape = folder_->file_with(name)->find(name)->shape;
+    return shape.size() == 3 && shape[1] > 1 && shape[2] == 1;
+  }
+  return false;
 }
 
 std::string FamilyWeights::first_of(const std::string& before, const Names& names, std::string_view after) const {
@@ -114,13 +128,14 @@ StoredMatrix FamilyWeights::matrix(const std::string& name, std::int64_t rows, s
   return stored(full(name), rows, columns);
 }
 
-StoredMatrix FamilyWeights::head(std::int64_t rows, std::int64_t columns) {
+std::string FamilyWeights::head_name() const {
+  const std::string name(kHead);
   // Conversions for MLX keep the head beside the text model's part.
-  const std::string name = folder_->file_with(kHead) == nullptr && prefix_.starts_with("language_model.")
-                               ? "language_model." + std::string(kHead)
-                               : std::string(kHead);
-  return stored(name, rows, columns);
+  const bool beside = folder_->file_with(name) == nullptr && prefix_.starts_with("language_model.");
+  return beside ? "language_model." + name : name;
 }
+
+StoredMatrix FamilyWeights::head(std::int64_t rows, std::int64_t columns) { return stored(head_name(), rows, columns); }
 
 Vector FamilyWeights::vector(const std::string& name, const std::vector<std::int64_t>& shape) {
   const auto& tensor = find(full(name));
@@ -133,16 +148,8 @@ Vector FamilyWeights::taps(const std::vector<std::string>& names, std::int64_t c
   for (const auto& name : names) {
     const auto& tensor = find(full(name));
     const std::int64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
-    if (tensor.shape.size() == 3 && tensor.shape[1] == width && tensor.shape[2] == 1) {
-      io::fail_in(folder_->path(), io::printable(tensor.name) + " is " + shape_of(tensor.shape) +
-                                       ", the form of MLX, whose norms differ too: expected " +
-                                       shape_of({rows, 1, width}));
-    }
-    if (tensor.shape.size() == 2) {
-      check_tensor(*folder_, tensor, {rows, width});
-    } else {
-      check_tensor(*folder_, tensor, {rows, 1, width});
-    }
+    const std::vector<std::int64_t> plain{rows, width}, usual{rows, 1, width}, mlx{rows, width, 1};
+    check_tensor(*folder_, tensor, tensor.shape.size() == 2 ? plain : for_mlx_ ? mlx : usual);
     const auto values = values_of(tensor);
     all.insert(all.end(), values.begin(), values.end());
   }

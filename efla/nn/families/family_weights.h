@@ -20,13 +20,19 @@ namespace efla::nn {
 // F16.
 class FamilyWeights {
  public:
-  // Throws IoError for files that are not safetensors, and where no prefix of the family fits.
+  // Throws IoError for files that are not safetensors, and where no prefix of the family fits: with none of them there
+  // is a norm before the head.
   FamilyWeights(const std::filesystem::path& folder, const Family& family);
 
   // Returns the folder, which may live longer.
   std::shared_ptr<const io::SafetensorsFolder> share() const { return folder_; }
   // Returns whether there is a tensor of the text model with this name.
   bool has(const std::string& name) const { return folder_->file_with(full(name)) != nullptr; }
+  // Returns whether there is a weight of the head.
+  bool has_head() const { return folder_->file_with(head_name()) != nullptr; }
+  // Returns whether the folder was converted for MLX: its convolutions are [·, W, 1], and its zero-centred norms have 1
+  // added already.
+  bool for_mlx() const { return for_mlx_; }
   // Returns the first of the names, behind `before`, with which there is a tensor, or the first of all.
   std::string first_of(const std::string& before, const Names& names, std::string_view after) const;
 
@@ -38,7 +44,7 @@ class FamilyWeights {
   StoredMatrix head(std::int64_t rows, std::int64_t columns);
   // Returns the elements of a tensor in float32.
   Vector vector(const std::string& name, const std::vector<std::int64_t>& shape);
-  // Returns the rows of tensors [·, 1, W] or [·, W], `channels` in all, one tensor below the other.
+  // Returns the rows of tensors [·, 1, W] or [·, W], for MLX [·, W, 1], `channels` in all, one tensor below the other.
   Vector taps(const std::vector<std::string>& names, std::int64_t channels, std::int64_t width);
 
   // Returns the number of elements of the tensors that were read.
@@ -50,6 +56,8 @@ class FamilyWeights {
  private:
   static constexpr std::string_view kHead = "lm_head.weight";
 
+  std::string head_name() const;
+  bool find_form() const;
   std::string full(std::string_view name) const { return std::string(prefix_).append(name); }
   const io::NamedTensor& find(const std::string& full_name);
   StoredMatrix stored(const std::string& full_name, std::int64_t rows, std::int64_t columns);
@@ -57,6 +65,7 @@ class FamilyWeights {
   std::shared_ptr<const io::SafetensorsFolder> folder_;
   const Family& family_;
   std::string_view prefix_;
+  bool for_mlx_ = false;
   std::set<std::string, std::less<>> read_;
 };
 
