@@ -32,6 +32,8 @@ ALLOWED = {
     "serve": ["engine"],
     "report": ["base", "io"],
 }
+# Folders inside a folder that all its other files share: they include nothing of that folder but themselves.
+SHARED = ["cuda/common"]
 # Folders below that are not for those above: efla/ops is the only way to a kernel.
 HIDDEN = {"ops": ["ref", "cpu", "cuda"]}
 OUTERMOST = ["cli", "tests", "bench", "python"]  # included by nobody in efla/ or experiments/
@@ -78,6 +80,9 @@ def violation(place, bracket, header):
     free = folder in OUTERMOST
     if header.startswith("efla/"):
         target = folder_of(pathlib.PurePosixPath(header))
+        for shared in SHARED:
+            if is_in(place, [shared]) and target == folder and not is_in(header.removeprefix("efla/"), [shared]):
+                return f"{shared} may not include its neighbours"
         if target not in ALLOWED:
             return f"there is no folder efla/{target} in the table of tools/check_includes.py"
         if bracket == "<" and folder != "tests":  # tests hold an outside project too
@@ -126,6 +131,7 @@ GOOD = {
     "efla/ops/delta.cc": '#include "efla/cpu/delta/kernels.h"\n#include "efla/ref/delta.h"\n',
     "efla/train/loop.cc": '#include <torch/torch.h>\n#include "efla/base/error.h"\n',
     "efla/nn/mixer.h": '#include "efla/ops/delta.h"\n#include "efla/io/safetensors.h"\n#include <vector>\n',
+    "efla/cuda/common/launch.cc": '#include "efla/cuda/common/launch.h"\n#include "efla/base/error.h"\n',
     "cli/main.cc": '#include <CLI/CLI.hpp>\n#include "cli/commands.h"\n#include "efla/train/loop.h"\n',
     "experiments/mad/mad.cc": '#include "efla/train/loop.h"\n#include "experiments/common/study.h"\n',
     "efla/serve/http/http.cc": "#include <boost/asio/post.hpp>\n",
@@ -150,6 +156,7 @@ BAD = {
     "efla/train/l.cc": '#include "efla/report/page.h"\n',
     "efla/autograd/n.cc": '#include "efla/cpu/linear.h"\n',
     "efla/nn/o.cc": '#include "efla/ref/delta.h"\n',
+    "efla/cuda/common/launch.h": '#include "efla/cuda/delta.h"\n',
     "efla/data/p.cc": "#include <boost/asio/io_context.hpp>\n",
     "efla/train/l2.cc": '#include "experiments/common/study.h"\n',
     "experiments/mad/n.cc": '#include "cli/commands.h"\n',

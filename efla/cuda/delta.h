@@ -13,15 +13,10 @@
 #include <cstddef>
 #include <string>
 
+#include "efla/cuda/common/workspace.h"
 #include "efla/rule/problem.h"
 
 namespace efla::gpu {
-
-// Memory of the device, aligned to 256 bytes. No other work may use it until the kernels of the call have ended.
-struct Workspace {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-};
 
 // Computes the forward by the token recurrence in float32: any sizes with K up to kMaxKeyDim, any strides, every step
 // size and decay, with saved states. It is strictly causal, and slow for long sequences. T is float, bfloat16 or

@@ -3,7 +3,7 @@
 //
 // bfloat16 and float16 inputs (efla/cuda/chunk/chunk_bwd.h): the points of the kernels for Hopper, in their type:
 // besides the forward's, U and D and their gradients as operands, dS' as an operand, the scaled dO and D that change
-// dS, and W and H with all their factors. With a gate per channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the
+// dS, and W and H with all their factors. With a gate per channel (efla/cuda/chunk/grads/grads_channel_sm90.cu) the
 // decayed keys and queries of blocks of 16 tokens are rounded too, but not W and H of pairs within a block. The
 // portable kernel without such a gate rounds W and H twice, with one factor of the L2 norm each. The kernels of float32
 // operands round as in the forward (chunk_oracle.h); with a gate per channel the products of W and H with decayed keys

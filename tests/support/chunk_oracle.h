@@ -146,7 +146,7 @@ class ChunkOracle {
         keys_(p.shape.key_dim),
         columns_(p.shape.value_dim) {}
 
-  // Segments (efla/cuda/chunk/segments.cc): the state before each of them first, then all outputs.
+  // Segments (efla/cuda/chunk/sweep/segments.cc): the state before each of them first, then all outputs.
   void run() {
     State state(keys_ * columns_);
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {

@@ -33,7 +33,7 @@ struct ChunkBackward {
   // written, both together. begun counts the pairs of a chunk and a query head that thread blocks of the gradients have
   // taken.
   unsigned *ready = nullptr, *begun = nullptr;
-  unsigned* claims = nullptr;  // [kClaims], by which blocks take walks (claim_walk, chunk_bwd_sweeps_sm90.cu)
+  unsigned* claims = nullptr;  // [kClaims], by which blocks take walks (claim_walk, backward_sm90.cu)
   bool counted = false;        // whether the sweeps count in `ready`
   int slices = 0;
   bool v_rows = false, dout_rows = false, dq_rows = false, dk_rows = false;  // as in ChunkProblem; v_rows: of v and dv

@@ -8,7 +8,7 @@
 
 #include "efla/base/view.h"
 #include "efla/cuda/common/error.h"
-#include "efla/cuda/delta.h"
+#include "efla/cuda/common/workspace.h"
 
 namespace efla::gpu {
 
@@ -55,9 +55,6 @@ bool has_shared_memory(std::size_t bytes);
 
 // Returns `blocks` as the x extent of a grid. Throws Error(operation, …) if it exceeds what CUDA allows, 2³¹ − 1.
 unsigned grid_of(const char* operation, std::int64_t blocks);
-
-// Throws Error(operation, …) if the key dim exceeds kMaxKeyDim.
-void require_key_dim(const char* operation, std::int64_t key_dim);
 
 // Throws Error(operation, …) unless the workspace has `needed` bytes and is aligned to 256 bytes.
 void require_workspace(const char* operation, const Workspace& workspace, std::size_t needed);

@@ -24,9 +24,9 @@ __device__ __forceinline__ void write_image(const float (&s)[kCount], float* ima
 }
 
 // The forward sweep: a thread block walks from one saved state to the next and writes S and U of every chunk.
-// `saved_states` and `interval_chunks` as in chunk/chunk_bwd_sweeps.cu: saved states per sequence, 0 if sequences are
-// packed, and chunks from one saved state to the next. If sequences are packed, every slot has a thread block, because
-// only the device knows where saved states lie. Blocks of other slots end at once.
+// `saved_states` and `interval_chunks` as in chunk/sweep/backward_portable.cu: saved states per sequence, 0 if
+// sequences are packed, and chunks from one saved state to the next. If sequences are packed, every slot has a thread
+// block, because only the device knows where saved states lie. Blocks of other slots end at once.
 template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads)
     states_kernel(const __grid_constant__ Float32Backward c, std::int64_t saved_states, std::int64_t interval_chunks) {

@@ -2,7 +2,11 @@
 // rule/add_rms_norm.h has shapes, types and equations. delta.h says what holds for every function.
 #pragma once
 
-#include "efla/cuda/delta.h"
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "efla/cuda/common/workspace.h"
 #include "efla/rule/add_rms_norm.h"
 
 namespace efla::gpu {

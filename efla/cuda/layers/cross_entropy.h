@@ -2,7 +2,8 @@
 // and equations. delta.h says what holds for every function.
 #pragma once
 
-#include "efla/cuda/delta.h"
+#include <cuda_runtime_api.h>
+
 #include "efla/rule/cross_entropy.h"
 
 namespace efla::gpu {

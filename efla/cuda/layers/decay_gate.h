@@ -2,7 +2,11 @@
 // function.
 #pragma once
 
-#include "efla/cuda/delta.h"
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "efla/cuda/common/workspace.h"
 #include "efla/rule/decay_gate.h"
 
 namespace efla::gpu {

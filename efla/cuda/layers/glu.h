@@ -2,7 +2,8 @@
 // holds for every function.
 #pragma once
 
-#include "efla/cuda/delta.h"
+#include <cuda_runtime_api.h>
+
 #include "efla/rule/glu.h"
 
 namespace efla::gpu {

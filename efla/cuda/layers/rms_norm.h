@@ -2,7 +2,12 @@
 // delta.h says what holds for every function.
 #pragma once
 
-#include "efla/cuda/delta.h"
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "efla/cuda/common/workspace.h"
 #include "efla/rule/rms_norm.h"
 
 namespace efla::gpu {

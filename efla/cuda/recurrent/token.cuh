@@ -3,12 +3,22 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "efla/base/dtype.h"
+#include "efla/base/error.h"
 #include "efla/base/view.h"
+#include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
 
 namespace efla::gpu {
+
+// Throws Error(operation, …) if the key dim exceeds kMaxKeyDim.
+inline void require_key_dim(const char* operation, std::int64_t key_dim) {
+  if (key_dim > kMaxKeyDim) {
+    throw Error(operation, "key dim K", std::to_string(key_dim), "at most " + std::to_string(kMaxKeyDim) + " on a GPU");
+  }
+}
 
 // Returns the sum over the lanes of a warp.
 __device__ __forceinline__ float warp_sum(float x) {

@@ -1,7 +1,7 @@
 // The two sweeps of the backward by chunks on Hopper GPUs, with products by wgmma. They compute the equations at
 // ChunkBackward (chunk_bwd.h); docs/design/2026-11-cuda-backward.md explains them.
 //
-// A thread block walks chunks for kGroups slices of 64 value columns. As in sweep_sm90.cu, each of kGroups warpgroups
+// A thread block walks chunks for kGroups slices of 64 value columns. As in forward_sm90.cu, each of kGroups warpgroups
 // keeps 64 rows of a transposed state in registers. One more warp copies rows and records before they are needed, and
 // another one counts the chunks that have been written. If keys are divided, two warpgroups have half of the keys each,
 // of the same 64 value columns, and exchange their parts of sums over keys.
@@ -13,7 +13,7 @@
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
-#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/saved_state.cuh"

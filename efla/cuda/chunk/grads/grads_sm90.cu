@@ -1,5 +1,6 @@
 // The gradients of the inputs by chunks on Hopper GPUs, without a gate per key channel, K ≤ 128 and V ≤ 128. Notation
-// of chunk_grads.cu, but W and H contain the factors of the L2 norm. docs/design/2026-11-cuda-backward.md explains it.
+// of grads_portable.cu, but W and H contain the factors of the L2 norm. docs/design/2026-11-cuda-backward.md explains
+// it.
 //
 //   W_ij = scale n_q,i n_k,j Γ_ij dO_i·U_j  for i ≥ j,    H_ij = n_k,i n_k,j Γ_ij D_i·U_j  for i > j
 //   G = −a∘H − (a∘H)ᵀ
@@ -14,7 +15,7 @@
 #include <algorithm>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/chunk_grads_sm90.cuh"
+#include "efla/cuda/chunk/grads/grads_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 

@@ -3,7 +3,7 @@
 // Kᵀ and Q Kᵀ once, and then loops over the value heads of the query head. prepare.cuh has the work of the warps;
 // docs/equations.md has the equations, docs/design/2026-11-cuda-forward.md the choices.
 #include "efla/cuda/chunk/chunk.h"
-#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

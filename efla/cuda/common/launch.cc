@@ -1,4 +1,4 @@
-#include "efla/cuda/delta.h"
+#include "efla/cuda/common/launch.h"
 
 #include <cstdint>
 #include <limits>
@@ -6,7 +6,6 @@
 
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
-#include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
 
@@ -36,12 +35,6 @@ unsigned grid_of(const char* operation, std::int64_t blocks) {
     throw Error(operation, "sizes B, HV, V", std::to_string(blocks) + " thread blocks", "at most 2^31 - 1");
   }
   return static_cast<unsigned>(blocks);
-}
-
-void require_key_dim(const char* operation, std::int64_t key_dim) {
-  if (key_dim > kMaxKeyDim) {
-    throw Error(operation, "key dim K", std::to_string(key_dim), "at most " + std::to_string(kMaxKeyDim) + " on a GPU");
-  }
 }
 
 void require_workspace(const char* operation, const Workspace& workspace, std::size_t needed) {

@@ -1,13 +1,13 @@
 // The gradients where every key channel has a gate, as a thread block computes them for a chunk and a value head.
-// chunk_grads_channel_sm90.cu has the equations.
+// grads_channel_sm90.cu has the equations.
 #pragma once
 
 #include <cstdint>
 
-#include "efla/cuda/chunk/channels.cuh"
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/chunk_grads.cuh"
-#include "efla/cuda/chunk/chunk_grads_channel_memory.cuh"
+#include "efla/cuda/chunk/grads/grads.cuh"
+#include "efla/cuda/chunk/grads/grads_channel_memory.cuh"
+#include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"

@@ -2,7 +2,7 @@
 // ChunkRecord (chunk.h); docs/design/2026-11-cuda-forward.md explains it.
 //
 // One thread block per sequence, value head and 64 · kGroups value columns walks the chunks of the sequence. Its first
-// kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in sweep_portable.cu. One
+// kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in forward_portable.cu. One
 // thread of the other warps copies the rows of chunks to shared memory. With kFused the other warps are two warpgroups
 // that also compute the records (fused_record.cuh), so that T and P do not go through memory. Otherwise one warp also
 // copies the records that `prepare` wrote. If two warpgroups have states, this warp is in a third warpgroup, whose
@@ -20,9 +20,9 @@
 #include <algorithm>
 
 #include "efla/cuda/chunk/chunk.h"
-#include "efla/cuda/chunk/fused_record.cuh"
 #include "efla/cuda/chunk/state.cuh"
-#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/chunk/sweep/fused_record.cuh"
+#include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tensor_map.h"

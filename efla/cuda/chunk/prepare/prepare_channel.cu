@@ -9,9 +9,9 @@
 // block's tokens stay within 2^±kRange. Otherwise the channel is *deep* in this block, and the reference is the last
 // token before the block. So no factor overflows, and Γ_ij underflows where a factor does. In deep channels the factors
 // of the block's own keys are zeros, and the products of tokens within the block are added pair by pair in float32.
-#include "efla/cuda/chunk/channels.cuh"
 #include "efla/cuda/chunk/chunk.h"
-#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/prepare/channels.cuh"
+#include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

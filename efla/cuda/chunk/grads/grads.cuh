@@ -1,4 +1,4 @@
-// What the kernels of the gradients have in common (chunk_grads.cu, chunk_grads_channel_sm90.cu, chunk_grads_sm90.cu).
+// What the kernels of the gradients have in common (grads_portable.cu, grads_channel_sm90.cu, grads_sm90.cu).
 #pragma once
 
 #include "efla/cuda/chunk/chunk_bwd.h"

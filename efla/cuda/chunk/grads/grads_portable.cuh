@@ -1,12 +1,12 @@
-// The gradients of a chunk's inputs as a thread block computes them on any GPU. chunk_grads.cu has the equations and
+// The gradients of a chunk's inputs as a thread block computes them on any GPU. grads_portable.cu has the equations and
 // the division over warps.
 #pragma once
 
 #include <cstdint>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/chunk_grads.cuh"
-#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/grads/grads.cuh"
+#include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"

@@ -2,10 +2,10 @@
 // equations at ChunkBackward (chunk_bwd.h); docs/design/2026-11-cuda-backward.md explains them.
 //
 // The forward sweep starts at every saved state and writes S and U of every chunk. The reverse sweep walks whole
-// sequences from the last chunk to the first and writes dS' and D. As in sweep_portable.cu, a thread block has a slice
-// of 64 value columns, and each of its four warps keeps 16 rows of the transposed state in registers.
+// sequences from the last chunk to the first and writes dS' and D. As in forward_portable.cu, a thread block has a
+// slice of 64 value columns, and each of its four warps keeps 16 rows of the transposed state in registers.
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/chunk_grads.cuh"
+#include "efla/cuda/chunk/grads/grads.cuh"
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"

@@ -1,8 +1,8 @@
-// What the kernels for a gate per key channel share (prepare_channel.cu, chunk_grads_channel_sm90.cu): a chunk is cut
+// What the kernels for a gate per key channel share (prepare_channel.cu, grads_channel_sm90.cu): a chunk is cut
 // into blocks of 16 tokens.
 #pragma once
 
-#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/common/lane_sums.cuh"
 
 namespace efla::gpu {

@@ -2,15 +2,15 @@
 // thread block of 8 warps per 64 keys computes a chunk and a query head, and loops over the value heads of the query
 // head. docs/design/2026-11-cuda-backward.md and docs/equations.md (decay) explain the algorithm.
 //
-// Notation of chunk_grads.cu, with decays Γ and γ per channel and with the factors of the L2 norm in W and H. E_i here
-// is n_k,i X_i of chunk_grads.cu.
+// Notation of grads_portable.cu, with decays Γ and γ per channel and with the factors of the L2 norm in W and H. E_i
+// here is n_k,i X_i of grads_portable.cu.
 //
 //   W_ij = scale n_q,i n_k,j dO_i·U_j  for i ≥ j,    H_ij = n_k,i n_k,j D_i·U_j  for i > j
 //   n_q dq̂_i = scale n_q,i γ_i∘(dO Sᵀ)_i + Σ_{j≤i} W_ij Γ_ij∘k_j
 //   E_i = n_k,i γ_i∘(D Sᵀ)_i + Σ_{j<i} H_ij Γ_ij∘k_j,    da_i = −k_i·E_i
 //   n_k dk̂_j = n_k,j γ_C/γ_j∘(U dS'ᵀ)_j + Σ_{i≥j} W_ij Γ_ij∘q_i − Σ_{i>j} a_i H_ij Γ_ij∘k_i − a_j E_j
 //
-// The gradient of a gate is the sum of chunk_grads.cu, per channel. Tokens are in four blocks of 16.
+// The gradient of a gate is the sum of grads_portable.cu, per channel. Tokens are in four blocks of 16.
 //
 // What S and earlier blocks give to block I is a recurrence over blocks J < I: the sum so far, decayed to the start of
 // J, times the decay over J, plus (W or H)_IJ times the keys of J, decayed to the end of J. A second recurrence, from
@@ -24,7 +24,7 @@
 // The terms of a gate's gradient that span token t are of four kinds: pairs of tokens within the block of t; what
 // tokens of the block from t on read from before the block; what tokens of the block before t give to after the block;
 // and terms that span the whole block (Crossing).
-#include "efla/cuda/chunk/chunk_grads_channel_sm90.cuh"
+#include "efla/cuda/chunk/grads/grads_channel_sm90.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

@@ -1,10 +1,10 @@
-// The shared memory of a thread block of the gradients where every key channel has a gate. chunk_grads_channel_sm90.cu
+// The shared memory of a thread block of the gradients where every key channel has a gate. grads_channel_sm90.cu
 // defines the symbols.
 #pragma once
 
 #include <cstdint>
 
-#include "efla/cuda/chunk/channels.cuh"
+#include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"
 

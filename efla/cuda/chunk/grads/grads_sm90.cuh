@@ -1,15 +1,15 @@
 // What the warps of a thread block of the gradients on Hopper share: shared memory, the warp that copies, and products
-// and sums over a warpgroup's registers. chunk_grads_sm90.cu has the equations and the work of the groups.
+// and sums over a warpgroup's registers. grads_sm90.cu has the equations and the work of the groups.
 #pragma once
 
 #include <cstddef>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/chunk_grads.cuh"
-#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/grads/grads.cuh"
+#include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
-#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
@@ -66,7 +66,7 @@ struct GradsShared {
   std::uint64_t states_full[2];  // of `states` of TokenSums
 };
 
-// Ids of named barriers. chunk_grads_sm90.cu says what each group of warps computes.
+// Ids of named barriers. grads_sm90.cu says what each group of warps computes.
 enum Barrier {
   kVectorsBarrier = 1,  // group 2 tells group 0: the factors of tokens are written
   kTilesBarrier,        // groups 0 and 2 tell group 1: W and G are written

@@ -4,7 +4,7 @@
 // division.
 #pragma once
 
-#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/wgmma.cuh"
 
 namespace efla::gpu {

@@ -1,11 +1,11 @@
 // What the warps of a thread block of a sweep on Hopper share: the walk, shared memory, and the copies of rows and
-// records (sweep_sm90.cu, chunk_bwd_sweeps_sm90.cu).
+// records (forward_sm90.cu, backward_sm90.cu).
 #pragma once
 
 #include <cstddef>
 
 #include "efla/cuda/chunk/chunk.h"
-#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
