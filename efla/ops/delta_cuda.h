@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/delta.h"
 #include "efla/ops/cuda_call.h"
 
@@ -51,18 +52,16 @@ std::string chunk_refusal(const DeltaBackward<T>& p) {
 
 inline constexpr const char* kCudaTypes = "it takes float32, bfloat16 and float16";
 
-// For fewer than kFewTokens tokens per sequence "auto" does not take the chunk kernels, because the recurrence is
-// faster.
+// For fewer tokens per sequence than kFewestChunkTokens "auto" does not take the chunk kernels.
 template <class T>
 std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
   if constexpr (std::is_same_v<T, double>) {
     return kCudaTypes;
   } else {
-    constexpr std::int64_t kFewTokens = std::is_same_v<T, float> ? 16 : 8;
     const std::string refusal = chunk_refusal(p);
     const std::int64_t tokens = p.shape.tokens / std::max<std::int64_t>(p.shape.packed, 1);
     if (!refusal.empty()) return sentence_of(refusal);
-    if (named || tokens >= kFewTokens) return refuse_cancelling<T>(p.shape, named);
+    if (named || tokens >= gpu::kFewestChunkTokens<T>) return refuse_cancelling<T>(p.shape, named);
     return "recurrent is faster for " + std::to_string(tokens) + " tokens per sequence";
   }
 }

@@ -108,17 +108,6 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
 // Returns the chunks per segment of a sequence of `chunks` chunks. The last segments may have fewer.
 constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
 
-// The multiprocessors of an H200. Kernels and numbers of segments are chosen for this count on every Hopper GPU, so
-// that the bits of results do not depend on the size of the GPU.
-inline constexpr std::int64_t kMultiprocessors = 132;
-
-// Returns how many times `blocks` thread blocks fill kMultiprocessors, with one block per multiprocessor.
-constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
-
-// Sequences, or their segments, times value heads: from this number on a thread block of a sweep has 128 value columns
-// instead of 64. With fewer, twice as many blocks of 64 columns occupy more multiprocessors.
-inline constexpr std::int64_t kManyHeads = 96;
-
 template <class E>
 constexpr bool has_channel_gate(const ChunkProblem<E>& c) {
   return c.p.rule.decay == Decay::channel;

@@ -6,6 +6,7 @@
 #include "efla/base/error.h"
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
@@ -30,12 +31,11 @@ struct Parts {
   std::size_t total() const { return records + scaled + states + maps; }
 };
 
-// Returns the kernel to use on a Hopper GPU: the fused one if its thread blocks nearly fill the multiprocessors, once
-// or several times (docs/design/2026-11-cuda-forward.md).
+// Returns the kernel to use on a Hopper GPU (docs/design/2026-11-cuda-forward.md).
 ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
   if (rule.decay == Decay::channel || (s.key_dim <= 64) != (s.value_dim <= 64)) return ChunkKernel::sweep;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
-  return 10 * blocks >= 7 * kMultiprocessors * waves_of(blocks) ? ChunkKernel::fused : ChunkKernel::sweep;
+  return fills_multiprocessors(blocks) ? ChunkKernel::fused : ChunkKernel::sweep;
 }
 
 std::string wide_keys() { return "keys of more than " + std::to_string(kUndividedKeys) + " dimensions "; }

@@ -12,8 +12,6 @@
 namespace efla::gpu {
 namespace {
 
-constexpr std::int64_t kMostParts = 792;  // of dweight; a multiple of an H200's multiprocessors
-
 template <class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
     add_forward_kernel(const __grid_constant__ AddRmsNormForward<T> p, std::int64_t rows_per_group) {
@@ -132,7 +130,7 @@ void add_rms_norm(const AddRmsNormBackward<T>& p, const Workspace& workspace, cu
   std::int64_t count = 0;
   if (p.sum.size() > 0) {
     with_layout<float>(has_pieces(p), columns, [&]<class L>(L) {
-      count = parts_of(rows, L::kRows, kMostParts);
+      count = parts_of(rows, L::kRows, kMostAddNormParts);
       const std::size_t bytes = L::kRows > 1 ? L::kRows * columns * sizeof(float) : 0;
       add_backward_kernel<L, T><<<static_cast<unsigned>(count), L::kThreads, bytes, stream>>>(p, parts);
     });
@@ -145,7 +143,7 @@ template <class T>
 std::size_t add_rms_norm_workspace_bytes(const AddRmsNormBackward<T>& p) {
   std::int64_t parts = 0;
   with_layout<float>(has_pieces(p), p.sum.extent[1],
-                     [&]<class L>(L) { parts = parts_of(p.sum.extent[0], L::kRows, kMostParts); });
+                     [&]<class L>(L) { parts = parts_of(p.sum.extent[0], L::kRows, kMostAddNormParts); });
   return static_cast<std::size_t>(parts * p.sum.extent[1]) * sizeof(float);
 }
 

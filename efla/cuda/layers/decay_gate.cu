@@ -3,6 +3,7 @@
 // da_log, and a second kernel adds the parts (partial_sums.h).
 #include <algorithm>
 
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
 #include "efla/cuda/common/pieces.cuh"
@@ -12,9 +13,8 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 4;                  // columns per thread if rows are aligned: 16 bytes of g
-constexpr int kRows = 2;                   // rows that a thread reads before it computes with them
-constexpr std::int64_t kMostBlocks = 528;  // four per multiprocessor of an H200, which run at once
+constexpr int kPiece = 4;  // columns per thread if rows are aligned: 16 bytes of g
+constexpr int kRows = 2;   // rows that a thread reads before it computes with them
 
 // How a problem is divided over thread blocks. A block has `lanes` threads side by side, a power of two, with `vector`
 // columns each. column_blocks thread blocks cover the columns of a row, and row_blocks of them share the rows of each
@@ -27,7 +27,7 @@ struct Division {
     while (lanes < kThreads && lanes * vector < extent[1]) lanes *= 2;
     const std::int64_t width = std::int64_t{lanes} * vector, height = kThreads / lanes * kRows;
     column_blocks = (extent[1] + width - 1) / width;
-    row_blocks = std::clamp(kMostBlocks / column_blocks, std::int64_t{1},
+    row_blocks = std::clamp(kMostGateBlocks / column_blocks, std::int64_t{1},
                             std::max((extent[0] + height - 1) / height, std::int64_t{1}));
   }
   unsigned grid(const char* operation) const { return grid_of(operation, column_blocks * row_blocks); }

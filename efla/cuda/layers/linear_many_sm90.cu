@@ -12,6 +12,7 @@
 
 #include "efla/cuda/common/cluster.cuh"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/wgmma.cuh"
 #include "efla/cuda/layers/linear.h"
@@ -48,12 +49,10 @@ constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(
 
 // Returns how to distribute a problem.
 Plan plan_of(const LinearForward& p) {
-  constexpr int kFew = 1024;      // outputs up to which tiles of 64 occupy the multiprocessors at most once
-  constexpr int kWideBands = 16;  // bands of x up to which clusters of four blocks have enough shared memory
   const int outputs = static_cast<int>(p.outputs()), rows = static_cast<int>(p.x.extent[0]),
             all_bands = static_cast<int>((p.x.extent[1] + kBand - 1) / kBand);
   Plan plan;
-  plan.tile = outputs <= kFew ? 64 : 128;
+  plan.tile = outputs <= kFewOutputs ? 64 : 128;
   plan.outputs = p.swiglu ? plan.tile / 2 : plan.tile;
   plan.clusters = (static_cast<int>(p.y.extent[1]) + plan.outputs - 1) / plan.outputs;
   const int most_blocks = plan.tile == 64 || all_bands > kWideBands ? kMostBlocks : kMostBlocks / 2;

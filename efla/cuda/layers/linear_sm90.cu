@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/wgmma.cuh"
@@ -282,12 +283,6 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
   *y = value + residual;
 }
 
-// Bytes of weights of a thread block: at most kMostWeights; a problem that would exceed this is divided into blocks of
-// at most kWeights. The weights of the next product are copied to shared memory while this one computes, if blocks of
-// both fit in the 227 KB of a Hopper multiprocessor. kMostWeights leaves each of them 9 KB for x and the sums. No
-// measurement of the two sizes is recorded.
-constexpr int kMostWeights = 104 * 1024, kWeights = 64 * 1024;
-
 // Returns how the problem is distributed over about `blocks` thread blocks, one per multiprocessor, and the bytes of
 // shared memory of each. There are more blocks, with fewer tiles each, if a block would have more than kMostWeights
 // bytes of weights or more outputs than threads. The kernel has registers for most_rows rows.
@@ -316,7 +311,7 @@ std::pair<Product<W>, int> product_of(const LinearForward& p, const View<const W
   product.tiles = (product.outputs + product.tile_outputs - 1) / product.tile_outputs;
   const int tile = row_at(kTileRows, product.spans);
   product.block_tiles = std::min((product.tiles + blocks - 1) / blocks, most_outputs);
-  if (product.block_tiles * tile > kMostWeights) product.block_tiles = std::max(1, kWeights / tile);
+  if (product.block_tiles * tile > kMostWeights) product.block_tiles = std::max(1, kDividedWeights / tile);
   if (product.block_tiles > 4 && product.block_tiles % 3 != 0) product.block_tiles = product.block_tiles / 4 * 4;
   product.norm_at = row_at(product.block_tiles * kTileRows, product.spans);
   product.x_at = product.norm_at + (p.norm_weight ? product.spans * kSpan<W> * kWarps * kFloat : 0);

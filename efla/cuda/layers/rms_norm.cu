@@ -13,8 +13,6 @@
 namespace efla::gpu {
 namespace {
 
-constexpr std::int64_t kMostParts = 1056;  // of dweight; a multiple of an H200's multiprocessors
-
 template <bool kGated, class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
     forward_kernel(const __grid_constant__ RmsNormForward<T> p, std::int64_t rows_per_group) {
@@ -129,7 +127,7 @@ void launch(const RmsNormForward<T>& p, cudaStream_t stream) {
 
 template <bool kGated, class L, class T>
 void launch(const RmsNormBackward<T>& p, float* parts, cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(parts_of(p.x.extent[0], L::kRows, kMostParts));
+  const auto grid = static_cast<unsigned>(parts_of(p.x.extent[0], L::kRows, kMostNormParts));
   const std::size_t sums = L::kRows > 1 && parts != nullptr ? L::kRows * p.x.extent[1] * sizeof(float) : 0;
   backward_kernel<kGated, L, T><<<grid, L::kThreads, sums, stream>>>(p, parts);
   check_launch("rms_norm_backward");
@@ -175,7 +173,7 @@ std::size_t rms_norm_workspace_bytes(const RmsNormBackward<T>& p) {
   if (!p.dweight || p.x.size() == 0) return 0;
   std::int64_t parts = 0;
   with_layout<T>(has_pieces(p), p.x.extent[1],
-                 [&]<class L>(L) { parts = parts_of(p.x.extent[0], L::kRows, kMostParts); });
+                 [&]<class L>(L) { parts = parts_of(p.x.extent[0], L::kRows, kMostNormParts); });
   return static_cast<std::size_t>(parts * p.x.extent[1]) * sizeof(float);
 }
 

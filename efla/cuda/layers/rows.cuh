@@ -7,13 +7,11 @@
 #include <string>
 
 #include "efla/base/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/pieces.cuh"
 #include "efla/cuda/layers/rms_norm.h"
 
 namespace efla::gpu {
-
-inline constexpr std::int64_t kMostRows = 8;     // rows that a group of a forward computes one after another, at most
-inline constexpr std::int64_t kFullGrid = 1024;  // thread blocks of a forward, at least, if groups take several rows
 
 // How rows are distributed over threads: groups of kLanes threads, each with kPieces pieces of kVector columns.
 template <int kVectorIn, int kLanesIn, int kPiecesIn>
@@ -132,7 +130,7 @@ struct RowsPerGroup {
 
   RowsPerGroup(std::int64_t all_rows, std::int64_t rows_per_block) {
     const std::int64_t all = (all_rows + rows_per_block - 1) / rows_per_block;
-    rows = std::clamp(all / kFullGrid, std::int64_t{1}, kMostRows);
+    rows = std::clamp(all / kFullGrid, std::int64_t{1}, kMostGroupRows);
     blocks = (all + rows - 1) / rows;
   }
 };

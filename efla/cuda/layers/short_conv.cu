@@ -4,6 +4,7 @@
 // tokens of the sequence before the current one, so that packed sequences do not mix. In the backward a thread block
 // adds its part of dweight, and a second kernel adds the parts (partial_sums.h).
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
 #include "efla/cuda/common/pieces.cuh"
@@ -18,10 +19,7 @@ constexpr int kStrips = 8;   // strips per thread block
 constexpr int kThreads = kGroups * kStrips;
 constexpr int kPiece = 4;  // channels per thread if tokens can be read in pieces
 
-// Tokens per strip: kLong, or kShort if long strips give fewer than kFewBlocks thread blocks, which would leave most of
-// a GPU idle. The sizes of a problem decide, so that the bits do not depend on the GPU.
-constexpr int kLong = 64, kShort = 16;
-constexpr std::int64_t kFewBlocks = 256;
+constexpr int kLong = 64, kShort = 16;  // tokens per strip (kFewConvBlocks)
 
 // Whether registers suffice for several thread blocks per multiprocessor.
 template <class T, int kTaps>
@@ -320,7 +318,7 @@ Strips strips_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel
     return Strips{length, per_entry, ceil_div(per_entry * extent[0], kStrips)};
   };
   const Strips strips = of(kLong);
-  return strips.blocks * channel_blocks < kFewBlocks ? of(kShort) : strips;
+  return strips.blocks * channel_blocks < kFewConvBlocks ? of(kShort) : strips;
 }
 
 // How a problem is divided.

@@ -16,6 +16,7 @@
 
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/recurrent/token.cuh"
@@ -28,7 +29,6 @@ constexpr int kSlice = kWarps * 32 / kParts * kColumns;  // value columns per th
 constexpr int kStage = 8;                                // tokens that are in shared memory at once
 constexpr int kSums = 2;                                 // tokens whose sums are written together
 constexpr int kInterval = kRecurrentInterval;
-constexpr std::int64_t kBlocks = 264;  // thread blocks, at most; each has its own S̃ of an interval
 
 // A row of sums in the workspace: dq [K], dk [K], dg [K, 1 or 0], da, db.
 struct RowLayout {
@@ -48,7 +48,7 @@ struct Plan {
   Plan(const DeltaShape& shape, const DeltaRule& rule)
       : slices((shape.value_dim + kSlice - 1) / kSlice),
         items(shape.sequences() * shape.value_heads * slices),
-        blocks(std::min(items, kBlocks)),
+        blocks(std::min(items, kMostRecurrentBlocks)),
         rows(slices * shape.batch * shape.tokens * shape.value_heads),
         row_floats(RowLayout(shape, rule).floats),
         block_floats(kInterval * kSlice *

@@ -10,6 +10,7 @@
 #include "efla/cuda/recurrent/step_registers.h"
 
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/recurrent/step_token.cuh"
 
@@ -21,9 +22,6 @@ constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kWarps = kRowGroups / 2, 
 // Thread blocks per multiprocessor that registers must allow.
 template <int KD>
 constexpr int kBlocks = KD > 64 ? 4 : 6;
-
-// With fewer tokens step.cu is faster, which has more thread blocks per multiprocessor.
-constexpr int kFewestTokens = 4;
 
 // Rows of a state per lane.
 template <int KD>
@@ -160,7 +158,7 @@ void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
 template <class T>
 bool takes_step_in_registers(const DeltaSteps<T, float>& p) {
   const bool keys = p.shape.key_dim == 64 || p.shape.key_dim == 128;
-  return p.shape.tokens >= kFewestTokens && keys && p.shape.value_dim % kBlockColumns == 0 &&
+  return p.shape.tokens >= kFewestRegisterTokens && keys && p.shape.value_dim % kBlockColumns == 0 &&
          has_aligned_rows(p.states);
 }
 

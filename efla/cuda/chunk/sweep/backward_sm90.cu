@@ -15,6 +15,7 @@
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tensor_map.h"
@@ -23,8 +24,6 @@
 
 namespace efla::gpu {
 namespace {
-
-constexpr int kPublished = 4;  // chunks that are counted together, because the fence before a count is slow
 
 // The shared memory of a thread block. `v` of a stage has the values, later U, or dO, later D.
 template <int kTiles, int kGroups, bool kChannel>
@@ -87,7 +86,6 @@ __device__ __forceinline__ Walk backward_walk(const ChunkBackward<E>& c, unsigne
 // multiprocessor has other work. See "Pairs of multiprocessors" in docs/design/2026-11-cuda-backward.md.
 __device__ inline unsigned claim_walk(unsigned* claims, unsigned walks) {
   constexpr unsigned kWaiting = 1, kClaiming = 2, kClaimed = 3;  // of a pair; kClaimed + w: the first block gets walk w
-  constexpr long long kPatience = 50'000;                        // clocks
   unsigned multiprocessor = 0;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
   unsigned* pair = claims + 1 + multiprocessor / 2 % (kClaims - 1);
@@ -99,7 +97,7 @@ __device__ inline unsigned claim_walk(unsigned* claims, unsigned walks) {
     return walk;
   }
   const long long begin = clock64();
-  while (read(claims) < walks && clock64() - begin < kPatience) {
+  while (read(claims) < walks && clock64() - begin < kClaimPatience) {
     const unsigned now = before == 0 ? read(pair) : 0;
     if (now >= kClaimed) return now - kClaimed;
     __nanosleep(100);
@@ -201,7 +199,7 @@ __device__ __forceinline__ void count_chunks(const ChunkBackward<E>& c, int lane
   while (counted < walk.chunks) {
     const int of_warp = lane < shared.kOwners * kGroupWarps ? load_acquire(&shared.written[lane]) : walk.chunks;
     const int written = __reduce_min_sync(0xffffffffU, of_warp);
-    if (written < min(counted + kPublished, walk.chunks)) {
+    if (written < min(counted + kCountedTogether, walk.chunks)) {
       __nanosleep(100);
       continue;
     }
@@ -538,7 +536,7 @@ void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& v
   const std::int64_t parts = (s.value_dim + kColumns - 1) / kColumns,
                      walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
   const unsigned blocks = grid_of("chunk_bwd", walks * s.value_heads * parts), all = multiprocessors();
-  const unsigned grid = kReverse && 2 * blocks <= all ? all : blocks;  // a few walks are claimed (claim_walk)
+  const unsigned grid = kReverse && claims_walks(blocks, all) ? all : blocks;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   launch_early("chunk_bwd, sweeps", kernel, grid, threads<kTiles, kGroups>(), kBytes, stream, c, maps, values,
                static_cast<int>(parts), blocks);

@@ -24,6 +24,7 @@
 #include "efla/cuda/chunk/sweep/fused_record.cuh"
 #include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"

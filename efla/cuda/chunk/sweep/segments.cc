@@ -7,23 +7,22 @@
 // the state after the first segment and the maps of the segments between. docs/design/2026-11-cuda-forward.md has the
 // details.
 #include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/heuristics.h"
 
 namespace efla::gpu {
 
 int segments_of(const DeltaShape& s) {
   // Costs are in units of one chunk of the sweep. `before` and `after` are the waves of the first and of the second
-  // launch. 7 + 2·i estimates the other costs of i segments: the second launch and the products with the maps.
-  // Sequences are not cut if the copy engine cannot read rows of K or V elements, nor if keys are divided.
-  constexpr std::int64_t kMaxSegments = 8;
+  // launch. Sequences are not cut if the copy engine cannot read rows of K or V elements, nor if keys are divided.
   const std::int64_t heads = s.sequences() * s.value_heads, chunks = chunk_slots(s) / s.sequences();
   const std::int64_t slices = (s.value_dim + 63) / 64, pairs = (s.value_dim + 127) / 128;
   if (s.key_dim % 8 != 0 || s.value_dim % 8 != 0 || divides_keys(s)) return 1;
   std::int64_t best = waves_of(heads * slices) * chunks;
   int segments = 1;
-  for (int i = 3; i <= kMaxSegments; ++i) {
+  for (int i = 3; i <= kMostSegments; ++i) {
     const std::int64_t before = waves_of(heads * (slices + (pairs + 1) * (i - 2))),
                        after = waves_of(heads * slices * (i - 1));
-    const std::int64_t cost = segment_chunks(chunks, i) * (before + after) + 7 + 2 * i;
+    const std::int64_t cost = segment_chunks(chunks, i) * (before + after) + segments_cost(i);
     if (cost < best) {
       best = cost;
       segments = i;
