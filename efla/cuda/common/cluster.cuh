@@ -41,7 +41,7 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Makes a barrier that this thread has initialised (barrier_init in wgmma.cuh) visible to the cluster. The cluster's
+// Makes a barrier that this thread has initialised (barrier_init in ring.cuh) visible to the cluster. The cluster's
 // barrier must follow.
 __device__ __forceinline__ void announce_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -49,7 +49,7 @@ __device__ __forceinline__ void announce_barriers() {
 
 // Starts a copy of `bytes` bytes, a multiple of 16, to the shared memory of thread block `rank` of the cluster, to the
 // place that `to` has in this block. The barrier at the place of `arrived` in that block counts the bytes. barrier_wait
-// (wgmma.cuh) suffices there, although it acquires for one block only: an acquire for the cluster would also invalidate
+// (ring.cuh) suffices there, although it acquires for one block only: an acquire for the cluster would also invalidate
 // the L1 cache, which shared memory does not use.
 __device__ __forceinline__ void send_to_block(void* to, const void* from, int bytes, std::uint64_t* arrived, int rank) {
   asm volatile(

@@ -1,4 +1,4 @@
-// The asynchronous products of Hopper's tensor cores (wgmma), and barriers in shared memory for them and for copies.
+// The asynchronous products of Hopper's tensor cores (wgmma).
 //
 // A warpgroup of 128 threads multiplies. The accumulators are in registers, in the layout of state.cuh. The first
 // operand is in registers or in tiles (tile.cuh), the second in tiles. A descriptor is the 64-bit number that says
@@ -195,53 +195,6 @@ template <int kCount>
 __device__ __forceinline__ void leave_undefined(float (&d)[kCount]) {
 #pragma unroll
   for (float& x : d) asm volatile("" : "=f"(x));
-}
-
-// Initialises a barrier in shared memory that `count` arrivals complete.
-__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-// Arrives at a barrier, whose phase then also waits for `bytes` bytes of copies.
-__device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-}
-// Start copies to shared memory whose bytes `barrier` counts: load_bulk of `bytes` bytes, a multiple of 16; load_tile
-// of 64 columns of 64 tokens of a head, from `column` and token t on, to a tile (tensor_map.h).
-__device__ __forceinline__ void load_bulk(void* to, const void* from, int bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-__device__ __forceinline__ void load_tile(void* to, const void* map, int column, int i_h, int t, int i_b,
-                                          std::uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
-      "[%6];" ::"r"(shared_address(to)),
-      "l"(map), "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(barrier))
-      : "memory");
-}
-// Starts and commits the copy of a tile to memory, with the waits of store_bulk. Elements outside of the tensor are not
-// written.
-__device__ __forceinline__ void store_tile(const void* map, const void* from, int column, int i_h, int t, int i_b) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
-      "cp.async.bulk.commit_group;" ::"l"(map),
-      "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(from))
-      : "memory");
-}
-// Waits until the phase of the barrier with this parity has completed.
-__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, unsigned parity) {
-  asm volatile(
-      "{ .reg .pred done;\n"
-      "waiting_%=: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra waiting_%=; }" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
 }
 
 // Set the registers per thread of this warpgroup to kCount: take_registers to more than before, give_registers to

@@ -14,6 +14,7 @@
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/wgmma.cuh"
 #include "efla/cuda/layers/linear.h"
 

@@ -18,7 +18,7 @@
 #include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/ptx.cuh"
-#include "efla/cuda/common/wgmma.cuh"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/layers/linear.h"
 
 namespace efla::gpu {

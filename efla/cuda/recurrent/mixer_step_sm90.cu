@@ -12,7 +12,7 @@
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/prefetch.cuh"
-#include "efla/cuda/common/wgmma.cuh"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/recurrent/mixer_step.cuh"
 #include "efla/cuda/recurrent/mixer_step.h"
 #include "efla/rule/short_conv.h"

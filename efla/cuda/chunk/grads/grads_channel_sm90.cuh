@@ -10,6 +10,7 @@
 #include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
 

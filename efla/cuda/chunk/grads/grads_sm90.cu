@@ -238,7 +238,7 @@ __device__ __forceinline__ void sum_states(const ChunkBackward<E>& c, int helper
       for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
       if (lane == 0) {
         shared.sums[follow.step & 1U].states[helper] = sum;
-        barrier_arrive(&shared.states_full[follow.step & 1U]);
+        shared.states_full.arrive(follow.step);
       }
     }
   }
@@ -399,7 +399,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
         named_barrier(kTokensBarrier, kGroupThreads);
         named_barrier(kGatesBarrier, 2 * kGroupThreads);
         if (warp == 0) {
-          barrier_wait(&shared.states_full[follow.step & 1U], follow.step / 2 & 1U);
+          shared.states_full.wait(follow.step);
           write_gates(c, item, i_h, decay, lane, sums);
         }
       }
@@ -417,17 +417,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   if (threadIdx.x == 0) {
     constexpr int kUsers[kParts] = {12, 8 + kHelpers, 4 + kHelpers, 4};  // warps that use a part
-    for (int part = 0; part < kParts; ++part) {
-      barrier_init(&shared.full[part], 1);
-      barrier_init(&shared.free[part], kUsers[part]);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(&shared.item_full[i], 1);
-      barrier_init(&shared.item_free[i], 3 * kGroupWarps + kHelpers);
-      barrier_init(&shared.vectors_full[i], 1);
-      barrier_init(&shared.vectors_free[i], 3 * kGroupWarps);
-      barrier_init(&shared.states_full[i], kHelpers);
-    }
+    for (int part = 0; part < kParts; ++part) shared.parts[part].init(1, kUsers[part]);
+    shared.item_ring.init(1, 3 * kGroupWarps + kHelpers);
+    shared.vectors_ring.init(1, 3 * kGroupWarps);
+    shared.states_full.init(kHelpers);
     barrier_init(&shared.tail, 1);
   }
   for (int at = threadIdx.x; at < kTileBytes / 16; at += kThreads) reinterpret_cast<uint4*>(shared.w)[at] = uint4{};

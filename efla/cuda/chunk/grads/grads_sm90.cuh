@@ -10,13 +10,14 @@
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep/walk_sm90.cuh"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
 
 namespace efla::gpu {
 
-// Parts of the operands, each with one pair of barriers: dO, U and D (kOutputs); S (kBefore); dS' (kAfter); v
+// Parts of the operands, each with one stage of its own: dO, U and D (kOutputs); S (kBefore); dS' (kAfter); v
 // (kValues).
 enum Part { kOutputs, kBefore, kAfter, kValues, kParts };
 
@@ -61,9 +62,11 @@ struct GradsShared {
   unsigned char w[kTileBytes], g[kTileBytes];
   RecordVectors vectors[2];
   TokenSums sums[2];
-  Item item[2];  // item i has its keys and queries in k[i] and q[i]
-  std::uint64_t full[kParts], free[kParts], vectors_full[2], vectors_free[2], item_full[2], item_free[2], tail;
-  std::uint64_t states_full[2];  // of `states` of TokenSums
+  Item item[2];  // item i has its keys and queries in k[i % 2] and q[i % 2]
+  Ring<1> parts[kParts];
+  Ring<2> vectors_ring, item_ring;
+  std::uint64_t tail;
+  StageBarriers<2> states_full;  // of `states` of TokenSums
 };
 
 // Ids of named barriers. grads_sm90.cu says what each group of warps computes.
@@ -89,7 +92,6 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
   const std::int64_t items = c.forward.slots * heads;
   unsigned step = 0, count = 0, tails = 0;  // counts of: value heads of items, items, waits for `tail`
-  const auto wait_free = [&](Part part) { barrier_wait(&shared.free[part], (step & 1U) ^ 1U); };
   // Waits for rows if `wait` is set, and zeroes the rows after the sequence's end, which belong to another sequence.
   const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
     if (wait) barrier_wait(&shared.tail, tails++ & 1U);
@@ -98,7 +100,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
     __syncwarp();
   };
   // Waits until the item before the last one is finished.
-  const auto next_place = [&] { barrier_wait(&shared.item_free[count & 1U], (count / 2 & 1U) ^ 1U); };
+  const auto next_place = [&] { shared.item_ring.wait_free(count); };
   // Takes the next item, in the order in which the reverse sweep finishes chunks.
   const auto next_index = [&] {
     const unsigned index = lane == 0 ? atomicAdd(c.begun, 1U) : 0U;
@@ -115,7 +117,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
     const int i_b = static_cast<int>(at.i_b), start = static_cast<int>(at.start);
     const bool is_tail = at.rows < kChunkTokens;
     next_place();
-    std::uint64_t* full = is_tail ? &shared.tail : &shared.item_full[count & 1U];
+    std::uint64_t* full = is_tail ? &shared.tail : shared.item_ring.full.of(count);
     unsigned char *k = shared.k[count & 1U], *q = shared.q[count & 1U];
     if (lane == 0) {
       shared.item[count & 1U] = {slot, i_b, i_q, start, at.rows};
@@ -130,7 +132,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
     if (is_tail) {
       finish_tail(k, kTiles * kTileBytes, at.rows, true);
       finish_tail(q, kTiles * kTileBytes, at.rows, false);
-      if (lane == 0) barrier_arrive(&shared.item_full[count & 1U]);
+      if (lane == 0) shared.item_ring.full.arrive(count);
     }
     ++count;
 #pragma unroll 1
@@ -145,19 +147,15 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
       if (lane == 0) {
         wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * kSlices);
         RecordVectors& vectors = shared.vectors[step & 1U];
-        barrier_wait(&shared.vectors_free[step & 1U], (step / 2 & 1U) ^ 1U);
-        barrier_expect(&shared.vectors_full[step & 1U], sizeof(vectors));
         load_bulk(&vectors, c.forward.records[slot * c.p.shape.value_heads + i_h].b, sizeof(vectors),
-                  &shared.vectors_full[step & 1U]);
-        wait_free(kBefore);
-        barrier_expect(&shared.full[kBefore], kTiles * kImage);
-        load_bulk(shared.before, c.states + slice * kTiles * kTileBytes, kTiles * kImage, &shared.full[kBefore]);
-        wait_free(kAfter);
-        barrier_expect(&shared.full[kAfter], kTiles * kImage);
-        load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes, kTiles * kImage, &shared.full[kAfter]);
+                  shared.vectors_ring.start(step, sizeof(vectors)));
+        load_bulk(shared.before, c.states + slice * kTiles * kTileBytes, kTiles * kImage,
+                  shared.parts[kBefore].start(step, kTiles * kImage));
+        load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes, kTiles * kImage,
+                  shared.parts[kAfter].start(step, kTiles * kImage));
       }
       __syncwarp();
-      wait_free(kOutputs);
+      shared.parts[kOutputs].wait_free(step);
       if (is_tail) {
         if (lane == 0) {
           barrier_expect(&shared.tail, kImage);
@@ -167,13 +165,12 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
         finish_tail(shared.dout, kImage, at.rows, true);
       }
       if (lane == 0) {
-        barrier_expect(&shared.full[kOutputs], (is_tail ? 2 : 3) * kImage);
-        if (!is_tail) load_values(shared.dout, dout, &shared.full[kOutputs]);
-        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, &shared.full[kOutputs]);
-        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, &shared.full[kOutputs]);
-        wait_free(kValues);
-        barrier_expect(&shared.full[kValues], kImage);
-        load_values(shared.v, maps.v, &shared.full[kValues]);
+        std::uint64_t* const outputs_full = shared.parts[kOutputs].full.of(step);
+        barrier_expect(outputs_full, (is_tail ? 2 : 3) * kImage);
+        if (!is_tail) load_values(shared.dout, dout, outputs_full);
+        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, outputs_full);
+        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, outputs_full);
+        load_values(shared.v, maps.v, shared.parts[kValues].start(step, kImage));
       }
       __syncwarp();
     }
@@ -181,7 +178,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
   next_place();
   if (lane == 0) {
     shared.item[count & 1U].rows = 0;
-    barrier_arrive(&shared.item_full[count & 1U]);
+    shared.item_ring.full.arrive(count);
   }
 }
 
@@ -401,20 +398,20 @@ struct Follower {
   unsigned step = 0, count = 0;
 
   __device__ __forceinline__ const Item& next_item() {
-    barrier_wait(&shared.item_full[count & 1U], count / 2 & 1U);
+    shared.item_ring.wait_full(count);
     return shared.item[count & 1U];
   }
   __device__ __forceinline__ void finish_item() {
-    release(&shared.item_free[count & 1U]);
+    release(&shared.item_ring.free.at[count & 1U]);
     ++count;
   }
-  __device__ __forceinline__ void wait(Part part) { barrier_wait(&shared.full[part], step & 1U); }
+  __device__ __forceinline__ void wait(Part part) { shared.parts[part].wait_full(step); }
   __device__ __forceinline__ const RecordVectors& wait_for_vectors() {
-    barrier_wait(&shared.vectors_full[step & 1U], step / 2 & 1U);
+    shared.vectors_ring.wait_full(step);
     return shared.vectors[step & 1U];
   }
-  __device__ __forceinline__ void release_vectors() { release(&shared.vectors_free[step & 1U]); }
-  __device__ __forceinline__ void release(Part part) { release(&shared.free[part]); }
+  __device__ __forceinline__ void release_vectors() { release(shared.vectors_ring.free.of(step)); }
+  __device__ __forceinline__ void release(Part part) { release(shared.parts[part].free.of(step)); }
   __device__ __forceinline__ void release(std::uint64_t* barrier) {
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);

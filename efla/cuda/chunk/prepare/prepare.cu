@@ -7,6 +7,7 @@
 #include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tensor_map.h"
 
 namespace efla::gpu {

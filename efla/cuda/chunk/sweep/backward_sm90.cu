@@ -17,6 +17,7 @@
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
@@ -36,8 +37,9 @@ struct BackwardShared {
   RecordAt record[kRecords];
   unsigned char state[kOwners][kOwnTiles<kTiles> * kTileBytes];  // S or dS' on the way to memory; the exchange
   Walk walk;
-  bool idle;  // whether there is no walk for the thread block
-  std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
+  bool idle;                // whether there is no walk for the thread block
+  Ring<kStages> rows_ring;  // chunk number i of the walk has stage i of both rings
+  Ring<kRecords> record_ring;
   std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
   Exchange exchange;
   int written[kOwners * kGroupWarps];  // how many chunks each warp of the state has written
@@ -133,8 +135,8 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
     auto& rows = shared.rows[stage];
     const bool is_tail = count < kChunkTokens;
     if (lane == 0) {
-      std::uint64_t* full = is_tail ? &shared.tail : &shared.rows_full[stage];
-      barrier_wait(&shared.rows_free[stage], parity(i, kStages) ^ 1U);
+      std::uint64_t* full = is_tail ? &shared.tail : shared.rows_ring.full.of(i);
+      shared.rows_ring.wait_free(i);
       const int t = walk.start(chunk);
       if constexpr (kChannel) {
         const auto& scaled = reinterpret_cast<const ScaledRows<kTiles>*>(
@@ -161,14 +163,11 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
       if (kReverse && !kChannel && i == 0) wait_for_kernels();
       RecordAt& record = shared.record[i % kRecords];
       const ChunkRecord* from = records + chunk * c.p.shape.value_heads;
-      full = &shared.record_full[i % kRecords];
-      barrier_wait(&shared.record_free[i % kRecords], parity(i, kRecords) ^ 1U);
       if constexpr (kReverse) {
-        barrier_expect(full, sizeof(ChunkRecord));
-        load_bulk(&record, from, sizeof(ChunkRecord), full);
+        load_bulk(&record, from, sizeof(ChunkRecord), shared.record_ring.start(i, sizeof(ChunkRecord)));
       } else {
         constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
-        barrier_expect(full, kTileBytes + kVectors);
+        full = shared.record_ring.start(i, kTileBytes + kVectors);
         load_bulk(record.t, from->t, kTileBytes, full);
         load_bulk(record.b, from->b, kVectors, full);
       }
@@ -183,7 +182,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
       for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, count, lane, 32);
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
+      if (lane == 0) shared.rows_ring.full.arrive(i);
     }
   }
 }
@@ -321,11 +320,11 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward<E>& c, int gro
     unsigned char* tile = rows.v + slice * kTileBytes;
     std::uint32_t state[4 * kOwn][4], written[4][4], u[4][4];
     to_operands<E>(state, s);
-    barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+    shared.rows_ring.wait_full(i);
     products_fence();
     multiply_state<E, kOwn>(e, state, shared_address(rows.k + tiles * kTileBytes));
     products_commit();
-    barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
+    shared.record_ring.wait_full(i);
     const float decay = record.decay;
     products_wait<0>();
     add_other_half(e, group, i, warp, lane, shared);
@@ -353,8 +352,8 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward<E>& c, int gro
     products_wait<0>();
     __syncwarp();
     if (lane == 0) {
-      barrier_arrive(&shared.record_free[i % kRecords]);
-      barrier_arrive(&shared.rows_free[i % kStages]);
+      shared.record_ring.release(i);
+      shared.rows_ring.release(i);
       store_bulk_finish<kOwn>();
       store_release(&shared.written[group * kGroupWarps + warp], i);
     }
@@ -385,9 +384,9 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
     unsigned char* tile = rows.v + slice * kTileBytes;
     std::uint32_t state[4 * kOwn][4], operand[4][4], scaled[4][4], of_read[4][4];
     to_operands<E>(state, ds);
-    barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
+    shared.record_ring.wait_full(i);
     if constexpr (kChannel) {
-      barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+      shared.rows_ring.wait_full(i);
       scale_columns(ds, rows.decay, lane);
     } else {
       const float decay = record.decay;
@@ -396,7 +395,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
     }
 #pragma unroll
     for (float& x : ds) asm volatile("" : "+f"(x));  // scaled before the first product, or ptxas serialises products
-    if constexpr (!kChannel) barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+    if constexpr (!kChannel) shared.rows_ring.wait_full(i);
     products_fence();
     multiply_state<E, kOwn>(e, state, shared_address(rows.written() + tiles * kTileBytes));
     products_commit();
@@ -449,11 +448,11 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
     if (tiles == 0) store_columns(operand, tile, c.dresiduals + image * kTileBytes, warp, lane);
     image -= c.p.shape.value_heads * c.slices;
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.record_free[i % kRecords]);
+    if (lane == 0) shared.record_ring.release(i);
     products_wait<0>();
     __syncwarp();
     if (lane == 0) {
-      barrier_arrive(&shared.rows_free[i % kStages]);
+      shared.rows_ring.release(i);
       store_bulk_finish<kOwn>();
       store_release(&shared.written[group * kGroupWarps + warp], i);
     }
@@ -490,14 +489,8 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
     if (threadIdx.x == 0) {
       shared.idle = block >= walks;
       shared.walk = walk;
-      for (int i = 0; i < shared.kStages; ++i) {
-        barrier_init(&shared.rows_full[i], 1);
-        barrier_init(&shared.rows_free[i], kOwners * kGroupWarps);
-      }
-      for (int i = 0; i < shared.kRecords; ++i) {
-        barrier_init(&shared.record_full[i], 1);
-        barrier_init(&shared.record_free[i], kOwners * kGroupWarps);
-      }
+      shared.rows_ring.init(1, kOwners * kGroupWarps);
+      shared.record_ring.init(1, kOwners * kGroupWarps);
       if constexpr (kDivided<kTiles>) shared.exchange.init();
       barrier_init(&shared.tail, 1);
       for (int& written : shared.written) written = 0;

@@ -26,6 +26,7 @@
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
@@ -125,7 +126,7 @@ __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const
         low[i / 16][i / 4 % 4][i % 4] = pack<E>(x - low_of<E>(pair), y - high_of<E>(pair));
       }
       read(segment);
-      barrier_wait(&shared.map_full, static_cast<unsigned>(segment - 1) & 1U);
+      shared.map_ring.wait_full(segment - 1);
       products_fence();
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const
       products_commit();
       products_wait<0>();
       __syncwarp();
-      if (lane == 0) barrier_arrive(&shared.map_free);
+      if (lane == 0) shared.map_ring.release(segment - 1);
     }
   }
 }
@@ -204,7 +205,7 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
   leave_undefined(o);
   const auto free_record = [&](int chunk) {
     __syncwarp();
-    if (kFused || lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
+    if (kFused || lane == 0) shared.record_ring.release(chunk);
   };
   const auto write_chunk = [&](int chunk, unsigned char* tile) {
     put_outputs<E>(o, tile, warp, lane);
@@ -251,10 +252,10 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     if constexpr (kStored && !kDeferred) {  // by now the copy engine has read the previous chunk's outputs
       if (chunk > 0) {
         store_bulk_wait();
-        barrier_arrive(&shared.rows_free[(chunk - 1) % kStages]);
+        shared.rows_ring.release(chunk - 1);
       }
     }
-    barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
+    shared.record_ring.wait_full(chunk);
     products_wait<kDeferred ? 1 : 0>();  // with two groups one hides the wait of the other, and registers are scarce
     residual<E>(written, e, shared_address(tile), record, warp, lane);
     products_fence();
@@ -290,7 +291,7 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     }
     if constexpr (kStored && kDeferred) store_bulk_wait();
     __syncwarp();
-    if (kFused ? !kStored : lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
+    if (kFused ? !kStored : lane == 0) shared.rows_ring.release(chunk);
   }
   if (kDeferred && walk.chunks > 0) {
     const int chunk = walk.chunks - 1;
@@ -342,7 +343,7 @@ __device__ __forceinline__ void walk_divided_keys(const ChunkProblem<E>& c, int 
     exchange.send(e, own, 0, warp, lane);
     exchange.add_received(e, other, 0, warp, lane);
     exchange.release(warp);
-    barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
+    shared.record_ring.wait_full(chunk);
     residual<E>(written, e, shared_address(rows.v), record, warp, lane);
     products_fence();
     multiply_chunk<E>(e, written, record.t, false);
@@ -373,8 +374,8 @@ __device__ __forceinline__ void walk_divided_keys(const ChunkProblem<E>& c, int 
     columns.to += kChunkTokens * columns.stride;
     __syncwarp();
     if (lane == 0) {
-      barrier_arrive(&shared.record_free[chunk % kRecords]);
-      barrier_arrive(&shared.rows_free[chunk % kStages]);
+      shared.record_ring.release(chunk);
+      shared.rows_ring.release(chunk);
     }
   }
   write_state<kOwn>(s, keys_from(state_after(c, walk), key), 0, 0, column, lane);
@@ -406,7 +407,7 @@ __device__ __forceinline__ void walk_map(const ChunkProblem<E>& c, int group, in
     products_fence();
     multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
     products_commit();
-    barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
+    shared.record_ring.wait_full(chunk);
     products_wait<0>();
     residual<E>(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
     products_fence();
@@ -423,8 +424,8 @@ __device__ __forceinline__ void walk_map(const ChunkProblem<E>& c, int group, in
     products_wait<0>();
     __syncwarp();
     if (lane == 0) {
-      barrier_arrive(&shared.record_free[chunk % kRecords]);
-      barrier_arrive(&shared.rows_free[chunk % kStages]);
+      shared.record_ring.release(chunk);
+      shared.rows_ring.release(chunk);
     }
   }
   if (walk.map) {
@@ -445,20 +446,13 @@ template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void init_shared(const Walk& walk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kUsers = kStateGroups<kTiles, kGroups> * (kFused ? kGroupThreads : kGroupWarps);
   shared.walk = walk;
-  for (int i = 0; i < shared.kStages; ++i) {
-    barrier_init(&shared.rows_full[i], 1);
-    barrier_init(&shared.rows_free[i], kUsers);
-  }
-  for (int i = 0; i < shared.kRecords; ++i) {
-    barrier_init(&shared.record_full[i], kFused ? kGroupThreads : 1);
-    barrier_init(&shared.record_free[i], kUsers);
-  }
+  shared.rows_ring.init(1, kUsers);
+  shared.record_ring.init(kFused ? kGroupThreads : 1, kUsers);
   if constexpr (kDivided<kTiles>) shared.exchange.init();
-  for (auto& barrier : shared.tokens_full) barrier_init(&barrier, 32);
-  for (auto& barrier : shared.vectors_full) barrier_init(&barrier, kGroupThreads);
-  for (auto& barrier : shared.diagonal_full) barrier_init(&barrier, kGroupThreads);
-  barrier_init(&shared.map_full, 1);
-  barrier_init(&shared.map_free, kGroups * kGroupWarps);
+  shared.tokens_full.init(32);
+  shared.vectors_full.init(kGroupThreads);
+  shared.diagonal_full.init(kGroupThreads);
+  shared.map_ring.init(1, kGroups * kGroupWarps);
   barrier_init(&shared.tail, 1);
   barrier_init(&shared.tail_full, 32);
   fence_async_proxy();

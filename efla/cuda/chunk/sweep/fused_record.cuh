@@ -40,7 +40,8 @@ __device__ __forceinline__ void start_records(const ChunkProblem<E>& c, const Ro
 template <int kTiles, int kGroups>
 __device__ __forceinline__ Token wait_for_token(int chunk, int t, Shared<kTiles, kGroups, true, false>& shared) {
   const int stage = chunk % kTokenStages;
-  if (chunk >= kFirstTokens) barrier_wait(&shared.tokens_full[stage], parity(chunk - kFirstTokens, kTokenStages));
+  if (chunk >= kFirstTokens)
+    barrier_wait(&shared.tokens_full.at[stage], shared.tokens_full.parity(chunk - kFirstTokens));
   return shared.tokens[stage][t];
 }
 
@@ -66,15 +67,15 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem<E>& c, int threa
     PrepareScratch& scratch = shared.scratch[chunk % kRecords];
     start_keys(chunk);
     const Token token = wait_for_token(chunk, 16 * warp + lane % 16, shared);
-    barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+    shared.record_ring.wait_free(chunk);
     finish_products(keys);
     key_vectors(c.p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
-    barrier_arrive(&shared.vectors_full[chunk % kRecords]);
+    shared.vectors_full.arrive(chunk);
     named_barrier(kKeysBarrier, kGroupThreads);
     write_keys<E>(keys, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
-    barrier_arrive(&shared.diagonal_full[chunk % kRecords]);
+    shared.diagonal_full.arrive(chunk);
   }
 }
 
@@ -105,14 +106,14 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const 
     wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(rows.k), q_tile = shared_address(rows.q);
     const float squares = c.p.rule.qk_l2norm ? query_squares<E, kTiles>(q_tile, warp, lane) : 0.0F;
-    barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+    shared.record_ring.wait_free(chunk);
     query_vectors(c.p.rule, c.scale, wait_for_token(chunk, 16 * warp + lane % 16, shared), squares, warp, lane, scratch,
                   record);
     __syncwarp();
     BlockProducts queries;
     leave_undefined(queries);
     start_products<E, kTiles>(q_tile, k_tile, warp, lane, queries);
-    barrier_wait(&shared.vectors_full[chunk % kRecords], parity(chunk, kRecords));
+    shared.vectors_full.wait(chunk);
     finish_products(queries);
     const auto blocks_of = [&](int b, float(&blocks)[16]) {
 #pragma unroll
@@ -123,13 +124,13 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const 
     if (warp == 3 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
     if (warp == 2) {
       share_tokens(next, gated, lane, shared.tokens[(chunk + kFirstTokens) % kTokenStages]);
-      barrier_arrive(&shared.tokens_full[(chunk + kFirstTokens) % kTokenStages]);
+      shared.tokens_full.arrive(chunk + kFirstTokens);
       next = tokens_of(c, chunk + kFirstTokens + 1, lane, shared);
     }
-    barrier_wait(&shared.diagonal_full[chunk % kRecords], parity(chunk, kRecords));
+    shared.diagonal_full.wait(chunk);
     invert_below<E>(warp, lane, scratch, record);
     fence_async_proxy();
-    barrier_arrive(&shared.record_full[chunk % kRecords]);
+    shared.record_ring.full.arrive(chunk);
   }
 }
 

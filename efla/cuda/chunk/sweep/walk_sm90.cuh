@@ -7,6 +7,7 @@
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
 
@@ -121,11 +122,12 @@ struct Shared {
   PrepareScratch scratch[kFused ? kRecords : 0];
   Token tokens[kFused ? kTokenStages : 0][kChunkTokens];
   Walk walk;
-  std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
+  Ring<kStages> rows_ring;  // chunk c has stage c of both rings
+  Ring<kRecords> record_ring;
   std::uint64_t tail, tail_full;  // of a chunk that the sequence does not fill: copied; zeroed
-  std::uint64_t tokens_full[kFused ? kTokenStages : 0], vectors_full[kFused ? kRecords : 0];
-  std::uint64_t diagonal_full[kFused ? kRecords : 0];
-  std::uint64_t map_full, map_free;
+  StageBarriers<kFused ? kTokenStages : 0> tokens_full;
+  StageBarriers<kFused ? kRecords : 0> vectors_full, diagonal_full;
+  Ring<1> map_ring;  // the map of segment i is item i - 1
   Exchange exchange;
 
   // Returns where the map of an earlier segment lies: in the place of all stages but the first chunk's.
@@ -195,9 +197,6 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
   return walk;
 }
 
-// Returns the parity with which to wait for a chunk in one of `stages` stages.
-__device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
-
 // Waits until the stage of a chunk is free and starts the copies of the chunk's rows. Run by one thread.
 template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
 __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, int chunk,
@@ -208,8 +207,8 @@ __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMa
                 kScaled = kTiles * kTileBytes * (kOutputs ? 3 : 2);
   const int stage = chunk % kStages;
   auto& rows = shared.rows[stage];
-  barrier_wait(&shared.rows_free[stage], parity(chunk, kStages) ^ 1U);
-  std::uint64_t* full = chunk == walk.tail ? &shared.tail : &shared.rows_full[stage];
+  shared.rows_ring.wait_free(chunk);
+  std::uint64_t* full = chunk == walk.tail ? &shared.tail : shared.rows_ring.full.of(chunk);
   const bool values = kOutputs || !walk.map;
   const int t = walk.start(chunk), value_bytes = values ? kGroups * kTileBytes : 0;
   if constexpr (kChannel) {
@@ -256,11 +255,10 @@ __device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups,
 // Waits for the rows of a chunk. `tail` is the tail of the walk.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void wait_for_rows(int chunk, int tail, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
-  constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages;
   if (chunk == tail) {
     barrier_wait(&shared.tail_full, 0);
   } else {
-    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    shared.rows_ring.wait_full(chunk);
   }
 }
 
@@ -276,10 +274,10 @@ template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void copy_maps(const ChunkProblem<E>& c, Shared<kTiles, kGroups, false, kChannel>& shared) {
   const int last = shared.walk.segment - 1;
   for (int segment = 1; segment <= last; ++segment) {
-    barrier_expect(&shared.map_full, sizeof(SegmentMap<kTiles>));
-    load_bulk(&shared.map(), segment_map<kTiles>(c, shared.walk, segment), sizeof(SegmentMap<kTiles>),
-              &shared.map_full);
-    barrier_wait(&shared.map_free, static_cast<unsigned>(segment - 1) & 1U);
+    std::uint64_t* const full = shared.map_ring.full.of(segment - 1);
+    barrier_expect(full, sizeof(SegmentMap<kTiles>));
+    load_bulk(&shared.map(), segment_map<kTiles>(c, shared.walk, segment), sizeof(SegmentMap<kTiles>), full);
+    shared.map_ring.free.wait(segment - 1);
   }
 }
 
@@ -294,14 +292,11 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem<E>& c, const RowM
     if (chunk >= walk.chunks) return;
     const ChunkRecord* from = &c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
     RecordAt& record = shared.record[chunk % kRecords];
-    std::uint64_t* full = &shared.record_full[chunk % kRecords];
-    barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
     if constexpr (kOutputs) {
-      barrier_expect(full, sizeof(ChunkRecord));
-      load_bulk(&record, from, sizeof(ChunkRecord), full);
+      load_bulk(&record, from, sizeof(ChunkRecord), shared.record_ring.start(chunk, sizeof(ChunkRecord)));
     } else {  // without P
       constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
-      barrier_expect(full, kTileBytes + kVectors);
+      std::uint64_t* const full = shared.record_ring.start(chunk, kTileBytes + kVectors);
       load_bulk(record.t, from->t, kTileBytes, full);
       load_bulk(record.b, from->b, kVectors, full);
     }
