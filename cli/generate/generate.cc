@@ -48,7 +48,7 @@ constexpr std::int64_t kTogether = 64;    // prompts of a file that are continue
 constexpr const char* kSession = "text";  // the engine's name of the text that is continued
 
 struct GenerateArguments {
-  std::string model, prompts, tokenizer, save, load, device = "auto", weights = "float32";
+  std::string model, prompts, tokenizer, save, load, device = "auto", weights = "float32", kv_cache_type = "auto";
   std::optional<std::string> prompt;
   std::optional<std::uint64_t> seed;
   bool interactive = false, bos = false, json = false;
@@ -332,6 +332,7 @@ void run(const GenerateArguments& arguments) {
   engine::EngineOptions options;
   options.on_gpu = choose_model_device("generate", arguments.device, arguments.model).is_cuda();
   options.weights = arguments.weights;
+  options.kv_cache_type = arguments.kv_cache_type;
   if (options.on_gpu && nn::parse_weight_type(options.weights) == nn::WeightType::int8) {
     throw Error("generate", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
   }
@@ -401,6 +402,7 @@ void add_generate(CLI::App& program) {
   command->add_flag("--json", arguments->json, "Print one JSON object per reply");
   add_draft_option(*command, arguments->draft_tokens);
   add_weights_option(*command, arguments->weights);
+  add_kv_cache_option(*command, arguments->kv_cache_type);
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { run(*arguments); });

@@ -188,6 +188,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
   add_device_option(command, arguments.device);
   add_weights_option(command, engine.weights);
+  add_kv_cache_option(command, engine.kv_cache_type);
   add_draft_option(command, engine.draft_tokens);
   command
       .add_option("--sessions", arguments.sessions,

@@ -1,4 +1,4 @@
-// The options --weights and --draft-tokens of the commands that compute with a model.
+// The options --weights, --kv-cache-type and --draft-tokens of the commands that compute with a model.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,6 +16,16 @@ inline void add_weights_option(CLI::App& command, std::string& weights) {
                   "How the weights of linear layers are stored: float32, bfloat16, or int8 with a\n"
                   "scale per 64 weights of a row; smaller ones decode faster")
       ->check(CLI::IsMember({"float32", "bfloat16", "int8"}))
+      ->capture_default_str();
+}
+
+// Adds --kv-cache-type.
+inline void add_kv_cache_option(CLI::App& command, std::string& type) {
+  command
+      .add_option("--kv-cache-type", type,
+                  "How a hybrid from Hugging Face stores keys and values: float32, or bfloat16 for\n"
+                  "half of the memory; auto: float32")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();
 }
 

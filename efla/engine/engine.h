@@ -83,8 +83,9 @@ struct Statistics {
 };
 
 struct EngineInfo {
-  std::string model_sha256;  // of configuration and weights (not of how they are stored for decoding)
-  std::string weights;       // "float32", "bfloat16" or "int8"
+  std::string model_sha256;        // of configuration and weights (not of how they are stored for decoding)
+  std::string weights;             // "float32", "bfloat16" or "int8"
+  std::string kv_cache_type = {};  // "float32" or "bfloat16"; empty: the state has no pages of keys and values
   std::int64_t parameters = 0, vocab_size = 0;
   std::int32_t bos = -1;                       // −1: none. The engine adds no bos to a prompt
   std::vector<std::int32_t> ends = {};         // ids that end a text
@@ -185,9 +186,12 @@ struct EngineOptions {
                                     // EngineInfo::model_sha256
   bool on_gpu = false;  // compute on the first GPU, which also holds the slots; each text then takes twice its state
   std::string weights = "float32";  // of the linear layers: float32, bfloat16 or, on a CPU, int8
-  std::int64_t draft_tokens = 7;    // most tokens drafted from repetitions in a text, computed together; 0 to 7; a GPU
-                                    // takes no drafts
-  std::int64_t step_tokens = 0;     // most tokens of prompts per step, a multiple of 64; 0: 512, and 8192 on a GPU
+  // Of keys and values, where the model has pages: float32, bfloat16, or auto for float32. A session can only be
+  // continued with the type that it was stored with.
+  std::string kv_cache_type = "auto";
+  std::int64_t draft_tokens = 7;  // most tokens drafted from repetitions in a text, computed together; 0 to 7; a GPU
+                                  // takes no drafts
+  std::int64_t step_tokens = 0;   // most tokens of prompts per step, a multiple of 64; 0: 512, and 8192 on a GPU
   std::chrono::milliseconds step_time{50};  // a step takes fewer tokens of prompts if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait
   std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped

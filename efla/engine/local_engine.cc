@@ -70,6 +70,21 @@ std::size_t token_bytes(const EngineModel& model) {
   return (model.layout(tokens).bytes() - model.layout(0).bytes()) / static_cast<std::size_t>(tokens);
 }
 
+// Returns what stands for the full pages that a text begins with, as far as it is known before it begins.
+std::vector<const void*> first_pages(const Reply& reply, const TextMemory& memory) {
+  std::vector<const void*> pages;
+  const auto add = [&](const auto& all, std::int64_t tokens) {
+    for (const auto& page : all) pages.push_back(page.get());
+    pages.resize(std::min(pages.size(), static_cast<std::size_t>(memory.full_pages(tokens))));
+  };
+  if (reply.forked() != nullptr) {
+    add(reply.forked()->state.pages, reply.forked()->state.tokens);
+  } else if (reply.from() && reply.from()->state) {
+    add(reply.from()->state->pages(), reply.from()->state_tokens());
+  }
+  return pages;
+}
+
 Schedule::Limits limits_of(const EngineOptions& options, const Capabilities& model) {
   constexpr std::int64_t kStepTokens = 512, kStepTokensOnGpu = 8192;  // a GPU needs more to be busy
   const std::int64_t usual = model.in_process ? kStepTokens : kStepTokensOnGpu;
@@ -95,6 +110,7 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
       model_(std::move(model)),
       capabilities_(model_->capabilities()),
       text_memory_(model_->text_memory()),
+      shares_pages_(model_->layout(text_memory_.page_tokens).pages > 0),
       drawable_(tokenizer_->vocab_size()),
       pool_(options.threads > 0 ? options.threads : available_processors()),
       store_(options.session_memory, options.swap, options.max_disposable),
@@ -106,6 +122,7 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
                     "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
   info_ = {std::move(model_sha256),
            options.weights,
+           shares_pages_ ? std::string(nn::name_of(model_->layout(0).page_type)) : "",
            parameters,
            config.vocab_size,
            tokenizer_->bos() >= 0 ? tokenizer_->bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
@@ -227,9 +244,8 @@ std::size_t LocalEngine::state_bytes(std::int64_t tokens) const {
 // Returns the most bytes that storing a text will add to the others: its pages before the request are stored already.
 std::size_t LocalEngine::most_stored_bytes(const Reply& reply) const {
   const auto layout = model_->layout(reply.most_tokens());
-  const StoredText* from = reply.from().get();
-  const std::size_t known = from != nullptr && from->state ? from->state->pages().size() : 0;
-  return layout.bytes() + layout.page_bytes - known * layout.page_bytes + reply.record_bytes();
+  const auto known = shares_pages_ && reply.from() ? text_memory_.full_pages(reply.from()->state_tokens()) : 0;
+  return layout.bytes() - static_cast<std::size_t>(known) * layout.page_bytes + reply.record_bytes();
 }
 
 void LocalEngine::ask(RequestId id, std::set<RequestId>& asked) {
@@ -279,9 +295,12 @@ void LocalEngine::end_asked_and_late() {
   }
 }
 
-// Returns the pages that a text may fill until its request ends.
+// Returns the pages that a text may fill until its request ends. Where texts share pages, its second slot has only one
+// that the first does not have.
 std::int64_t LocalEngine::pages_of(const Reply& reply) const {
-  return slots_of(reply.request) * text_memory_.pages(reply.most_tokens());
+  const std::int64_t own = text_memory_.pages(reply.most_tokens());
+  if (slots_of(reply.request) == 1) return own;
+  return shares_pages_ ? own + 1 : 2 * own;
 }
 
 // Throws Error for a request whose text never fits.
@@ -303,7 +322,7 @@ void LocalEngine::admit() {
       for (const auto& reply : waiting_) waiting.push_back({&reply->request.client, reply->id});
       chosen = std::next(waiting_.begin(), static_cast<std::ptrdiff_t>(schedule_.next(waiting, running)));
       if (std::cmp_less(free_slots_.size(), slots_of((*chosen)->request))) return;
-      if (free_pages_ < pages_of(**chosen)) return;
+      if (free_pages_ < pages_to_begin(**chosen)) return;
       running_.splice(running_.end(), waiting_, chosen);
     }
     try {
@@ -315,6 +334,12 @@ void LocalEngine::admit() {
   }
 }
 
+// Returns the pages that must be free for a request to begin: those that no running text holds.
+std::int64_t LocalEngine::pages_to_begin(const Reply& reply) const {
+  const auto is_held = [&](const void* page) { return held_.contains(page); };
+  return pages_of(reply) - std::ranges::count_if(first_pages(reply, text_memory_), is_held);
+}
+
 // Gives a request its slots and pages.
 void LocalEngine::take_memory(Reply& reply) {
   for (auto* slot : {&reply.slot, &reply.kept_slot}) {
@@ -324,6 +349,17 @@ void LocalEngine::take_memory(Reply& reply) {
   }
   reply.pages = pages_of(reply);
   free_pages_ -= reply.pages;
+  hold_pages(reply, first_pages(reply, text_memory_));
+}
+
+// Counts pages among those that running texts share, instead of among the text's own ones.
+void LocalEngine::hold_pages(Reply& reply, const std::vector<const void*>& pages) {
+  reply.held_pages.reserve(reply.held_pages.size() + pages.size());
+  for (const void* page : pages) {
+    if (++held_[page] > 1) ++free_pages_;
+    --reply.pages;
+    reply.held_pages.push_back(page);
+  }
 }
 
 void LocalEngine::free_memory(Reply& reply) {
@@ -333,6 +369,12 @@ void LocalEngine::free_memory(Reply& reply) {
     free_slots_.push_back(slot);
   }
   free_pages_ += reply.pages;
+  for (const void* page : reply.held_pages) {
+    const auto held = held_.find(page);
+    if (--held->second > 0) continue;
+    held_.erase(held);
+    ++free_pages_;
+  }
 }
 
 // Sets a slot to the state after a stored text, or of an empty text.
@@ -354,6 +396,9 @@ void LocalEngine::begin(Reply& reply) {
   if (reply.forked() != nullptr) {
     model_->set(reply.slot, reply.forked()->state);
   } else if (plan.state) {
+    std::vector<const void*> pages;
+    for (const auto& page : plan.state->pages) pages.push_back(page.get());
+    hold_pages(reply, pages);
     model_->set(reply.slot, *plan.state);
   } else {
     restore(reply.slot, reply.from().get());
@@ -518,7 +563,9 @@ std::unique_ptr<Engine> start_family_engine(const std::filesystem::path& folder,
                                             const EngineOptions& options) {
   Require("engine")(!options.on_gpu, "device", "a GPU", "cpu for a model of a family of hybrids");
   const auto weights = nn::parse_weight_type(options.weights);
-  auto model = std::make_shared<nn::FamilyModel>(folder, weights);
+  const auto kv_cache_type =
+      options.kv_cache_type == "auto" ? nn::KeyValueType::float32 : nn::parse_kv_cache_type(options.kv_cache_type);
+  auto model = std::make_shared<nn::FamilyModel>(folder, weights, kv_cache_type);
   std::string sha256 = options.keep_sessions ? model->fingerprint() : "";
   const auto parameters = model->parameters();
   return std::make_unique<LocalEngine>(make_family_model(std::move(model), weights), std::move(sha256), parameters,
@@ -530,6 +577,8 @@ std::unique_ptr<Engine> start_family_engine(const std::filesystem::path& folder,
 std::unique_ptr<Engine> load_engine(const std::filesystem::path& model,
                                     std::shared_ptr<const data::Tokenizer> tokenizer, const EngineOptions& options) {
   if (nn::is_family_folder(model)) return start_family_engine(model, std::move(tokenizer), options);
+  Require("engine")(options.kv_cache_type == "auto", "kv_cache_type", options.kv_cache_type,
+                    "auto for a model that is not a hybrid from Hugging Face");
   return start_engine(nn::load_language_model(model), std::move(tokenizer), options);
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "efla/base/threads.h"
@@ -84,7 +85,9 @@ class LocalEngine final : public Engine {
   std::size_t most_stored_bytes(const Reply& reply) const;
   std::int64_t pages_of(const Reply& reply) const;
   void require_pages(const Reply& reply) const;
+  std::int64_t pages_to_begin(const Reply& reply) const;
   void take_memory(Reply& reply);
+  void hold_pages(Reply& reply, const std::vector<const void*>& pages);
   void free_memory(Reply& reply);
   void begin(Reply& reply);
   void restore(std::int64_t slot, const StoredText* from);
@@ -117,13 +120,15 @@ class LocalEngine final : public Engine {
   const std::unique_ptr<EngineModel> model_;
   const Capabilities capabilities_;
   const TextMemory text_memory_;
+  const bool shares_pages_;  // whether texts do
   EngineInfo info_;
   std::int64_t drawable_;  // ids that the tokenizer has
   ThreadPool pool_;
   SessionStore store_;
 
   std::vector<std::int64_t> free_slots_;
-  std::int64_t free_pages_ = 0, pages_ = 0;  // pages_: all
+  std::int64_t free_pages_ = 0, pages_ = 0;             // pages_: all
+  std::unordered_map<const void*, std::int64_t> held_;  // how many running texts hold a page that they began with
   PrefixCache cache_;
   Schedule schedule_;
   Replies running_;

@@ -35,14 +35,20 @@ Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
   return {text->prefilled, text->decoded, drawn - std::min(drawn, static_cast<std::uint64_t>(request.rewind))};
 }
 
-SessionModel LocalEngine::session_model() const { return {info_.model_sha256, info_.vocab_size, drawable_}; }
+SessionModel LocalEngine::session_model() const {
+  return {info_.model_sha256, info_.kv_cache_type, info_.vocab_size, drawable_};
+}
 
 namespace {
 
 std::string page_name(std::size_t page) { return "pages." + std::to_string(page); }
 
+io::TensorType page_type(const StateLayout& layout) {
+  return layout.page_type == nn::KeyValueType::float32 ? io::TensorType::F32 : io::TensorType::BF16;
+}
+
 std::vector<std::int64_t> page_shape(const StateLayout& layout) {
-  return {static_cast<std::int64_t>(layout.page_bytes / io::type_bytes(layout.page_type))};
+  return {static_cast<std::int64_t>(layout.page_bytes / io::type_bytes(page_type(layout)))};
 }
 
 }  // namespace
@@ -52,12 +58,12 @@ std::vector<io::NamedTensor> LocalEngine::state_tensors(const nn::TextState& sta
   std::vector<io::NamedTensor> tensors;
   const auto layout = model_->layout(state.tokens);
   for (const auto& part : layout.parts) {
-    const auto* floats = reinterpret_cast<const std::uint8_t*>(state.own->data() + part.offset);
+    const auto* floats = reinterpret_cast<const std::uint8_t*>(state.constant->data() + part.offset);
     tensors.push_back({part.name, io::TensorType::F32, part.shape, {floats, part.floats * sizeof(float)}});
   }
   for (std::size_t i = first_page; i < state.pages.size(); ++i) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(state.pages[i]->data());
-    tensors.push_back({page_name(i), layout.page_type, page_shape(layout), {bytes, layout.page_bytes}});
+    tensors.push_back({page_name(i), page_type(layout), page_shape(layout), {bytes, layout.page_bytes}});
   }
   return tensors;
 }
@@ -67,9 +73,8 @@ std::vector<io::NamedTensor> LocalEngine::state_tensors(const nn::TextState& sta
 std::shared_ptr<StoredText> LocalEngine::text_after(const Reply& reply) const {
   const auto state = model_->state(reply.slot, reply.state_tokens());
   auto text = reply.stored(store_.stored(state));
-  const auto* from = reply.from().get();
-  const std::size_t checked = from != nullptr && from->state ? from->state->pages().size() : 0;
-  check_session(text->record, state_tensors(state, checked), "session", session_model());
+  const auto checked = reply.from() ? text_memory_.full_pages(reply.from()->state_tokens()) : 0;
+  check_session(text->record, state_tensors(state, static_cast<std::size_t>(checked)), "session", session_model());
   return text;
 }
 
@@ -79,7 +84,7 @@ std::string LocalEngine::save(const std::string& name) const {
   if (text->state) state = text->state->get();
   auto tensors = state_tensors(state, 0);
   text->record.append_to(tensors);
-  return io::safetensors_bytes(tensors, text->record.metadata(info_.model_sha256));
+  return io::safetensors_bytes(tensors, session_metadata(text->record, session_model()));
 }
 
 void LocalEngine::load(const std::string& name, std::string_view bytes) {
@@ -99,14 +104,14 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   };
   const auto layout = model_->layout(tokens);
   for (const auto& part : layout.parts) find(part.name, io::TensorType::F32, part.shape);
-  const auto page = [&](std::size_t i) { return find(page_name(i), layout.page_type, page_shape(layout)); };
+  const auto page = [&](std::size_t i) { return find(page_name(i), page_type(layout), page_shape(layout)); };
   for (std::size_t i = 0; std::cmp_less(i, layout.pages); ++i) page(i);
   // All are there, so that the file is as large as the memory for the number of tokens that it says.
-  std::vector<float> own(layout.own_bytes() / sizeof(float));
+  std::vector<float> constant(layout.constant_bytes() / sizeof(float));
   for (const auto& part : layout.parts) {
-    std::ranges::copy(tensors.at(part.name)->bytes, reinterpret_cast<std::uint8_t*>(own.data() + part.offset));
+    std::ranges::copy(tensors.at(part.name)->bytes, reinterpret_cast<std::uint8_t*>(constant.data() + part.offset));
   }
-  nn::TextState state{tokens, std::make_shared<std::vector<float>>(std::move(own))};
+  nn::TextState state{tokens, std::make_shared<std::vector<float>>(std::move(constant))};
   for (std::size_t i = 0; std::cmp_less(i, layout.pages); ++i) {
     const auto from = std::as_bytes(page(i));
     state.pages.push_back(std::make_shared<nn::PageBytes>(from.begin(), from.end()));

@@ -11,7 +11,6 @@
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
 #include "efla/engine/batch_sampler.h"
-#include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/families/family_model.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
@@ -25,20 +24,21 @@ struct TextMemory {
   std::size_t page = 0;          // bytes of a page; 0: the model needs none
   std::int64_t page_tokens = 1;  // tokens of a page
 
-  // Returns the pages and the bytes of a running text of this many tokens.
+  // Return the pages of a running text of this many tokens, of these the ones that never change, and the bytes.
   std::int64_t pages(std::int64_t tokens) const { return page == 0 ? 0 : (tokens + page_tokens - 1) / page_tokens; }
+  std::int64_t full_pages(std::int64_t tokens) const { return page == 0 ? 0 : tokens / page_tokens; }
   std::size_t bytes(std::int64_t tokens) const { return constant + static_cast<std::size_t>(pages(tokens)) * page; }
 };
 
 // What a state outside of a slot consists of.
 struct StateLayout {
-  std::vector<nn::StatePart> parts;                // of TextState::own, one after the other without gaps
-  std::int64_t pages = 0;                          // of TextState::pages
-  std::size_t page_bytes = 0;                      // of each of them
-  io::TensorType page_type = io::TensorType::F32;  // of their numbers
+  std::vector<nn::StatePart> parts;  // of TextState::constant, one after the other without gaps
+  std::int64_t pages = 0;            // of TextState::pages
+  std::size_t page_bytes = 0;        // of each of them
+  nn::KeyValueType page_type = nn::KeyValueType::float32;
 
-  std::size_t own_bytes() const { return (parts.back().offset + parts.back().floats) * sizeof(float); }
-  std::size_t bytes() const { return own_bytes() + static_cast<std::size_t>(pages) * page_bytes; }
+  std::size_t constant_bytes() const { return (parts.back().offset + parts.back().floats) * sizeof(float); }
+  std::size_t bytes() const { return constant_bytes() + static_cast<std::size_t>(pages) * page_bytes; }
 };
 
 // What a model can do, as the schedule needs to know it.
@@ -71,8 +71,8 @@ class EngineModel {
   // model on a CPU, so that a session can move between both.
   virtual StateLayout layout(std::int64_t tokens) const = 0;
 
-  // Makes the slots, once, before the functions that follow. pages: the most pages that the texts in them fill
-  // together, of the size of text_memory().
+  // Makes the slots, once, before the functions that follow. pages: the most pages, of the size of text_memory(), that
+  // the texts in them fill together; a page that several texts share, by `set` or `copy`, counts once.
   virtual void make_slots(std::int64_t slots, std::int64_t pages) = 0;
   // Set the state in a slot: to the state of an empty text, to a state outside of slots, and to the state in another
   // slot, which has seen this many tokens.

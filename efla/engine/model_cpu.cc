@@ -26,7 +26,7 @@ class CpuModel final : public EngineModel {
   }
   void clear(std::int64_t slot) override { std::ranges::fill(states_->slot(slot), 0.0F); }
   void set(std::int64_t slot, const nn::TextState& state) override {
-    std::ranges::copy(*state.own, states_->slot(slot).begin());
+    std::ranges::copy(*state.constant, states_->slot(slot).begin());
   }
   void copy(std::int64_t from, std::int64_t to, std::int64_t /*tokens*/) override {
     std::ranges::copy(states_->slot(from), states_->slot(to).begin());

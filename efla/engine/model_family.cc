@@ -27,9 +27,7 @@ class FamilyEngineModel final : public EngineModel {
     return {.constant = model_->constant_bytes(), .page = model_->page_bytes(), .page_tokens = kAttentionBlock};
   }
   StateLayout layout(std::int64_t tokens) const override {
-    const bool wide = model_->keys_values() == nn::KeyValueType::float32;
-    return {model_->state_parts(tokens), tokens / kAttentionBlock, model_->page_bytes(),
-            wide ? io::TensorType::F32 : io::TensorType::BF16};
+    return {model_->state_parts(), text_memory().pages(tokens), model_->page_bytes(), model_->kv_cache_type()};
   }
 
   void make_slots(std::int64_t slots, std::int64_t /*pages*/) override { model_->make_slots(slots); }

@@ -76,7 +76,7 @@ class GpuModel final : public StepModel {
   }
 
   void set(std::int64_t slot, const nn::TextState& given) override {
-    const auto state = torch::tensor(at::ArrayRef<float>(*given.own)).to(device());
+    const auto state = torch::tensor(at::ArrayRef<float>(*given.constant)).to(device());
     drop(slot);
     Copies copies;
     for (std::size_t i = 0; i < slots_.size(); ++i) {

@@ -40,8 +40,8 @@ class TorchModel final : public StepModel {
   }
   // A cache of keys and values at least doubles when it grows.
   TextMemory text_memory() const override {
-    const auto constant = layout(0).own_bytes();
-    return {constant, 2 * (layout(kPageTokens).own_bytes() - constant), kPageTokens};
+    const auto constant = layout(0).constant_bytes();
+    return {constant, 2 * (layout(kPageTokens).constant_bytes() - constant), kPageTokens};
   }
   StateLayout layout(std::int64_t tokens) const override {
     std::vector<nn::StatePart> parts;
@@ -66,7 +66,7 @@ class TorchModel final : public StepModel {
   }
   void set(std::int64_t slot, const nn::TextState& given) override {
     clear(slot);
-    const auto staged = torch::tensor(at::ArrayRef<float>(*given.own));
+    const auto staged = torch::tensor(at::ArrayRef<float>(*given.constant));
     const auto parts = layout(given.tokens).parts;
     auto part = parts.begin();
     state_of(slot).read(

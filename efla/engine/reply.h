@@ -84,7 +84,8 @@ class Reply {
   // What the schedule knows; for the engine's thread only.
   std::int64_t slot = -1;                // −1: in the queue
   std::int64_t kept_slot = -1;           // of a request with two slots, for the state before a token of the reply
-  std::int64_t pages = 0;                // reserved for the text
+  std::int64_t pages = 0;                // reserved for the text alone
+  std::vector<const void*> held_pages;   // that the text began with, and may share with others
   std::uint64_t last_served = 0;         // when its last piece was scheduled
   std::vector<std::string> beginnings;   // names of the prompt's beginnings (prefix_cache.h)
   std::vector<std::size_t> store_after;  // beginnings whose states go to the cache

@@ -89,8 +89,10 @@ void SessionRecord::append_to(std::vector<NamedTensor>& tensors) const {
   tensors.push_back(entry("seen", TensorType::U8, seen));
 }
 
-std::map<std::string, std::string> SessionRecord::metadata(const std::string& model) const {
-  return {{"format", kFormat}, {"model", model}, {"held", held}};
+std::map<std::string, std::string> session_metadata(const SessionRecord& record, const SessionModel& model) {
+  std::map<std::string, std::string> metadata{{"format", kFormat}, {"model", model.sha256}, {"held", record.held}};
+  if (!model.kv_cache_type.empty()) metadata["kv_cache_type"] = model.kv_cache_type;
+  return metadata;
 }
 
 void check_session(const SessionRecord& record, std::span<const NamedTensor> state, const std::string& path,
@@ -123,6 +125,12 @@ SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
   if (const auto& of = field(metadata, path, "model"); of != model.sha256) {
     throw Error("generate", "session", path + " of the model " + of.substr(0, 12),
                 "a session of this model, " + model.sha256.substr(0, 12));
+  }
+  if (!model.kv_cache_type.empty()) {
+    if (const auto& type = field(metadata, path, "kv_cache_type"); type != model.kv_cache_type) {
+      throw Error("generate", "session", path + " with keys and values in " + type,
+                  "keys and values in " + model.kv_cache_type + " (kv_cache_type)");
+    }
   }
   SessionRecord record;
   const auto counters = vector_of<std::uint64_t>(tensors, path, "counters", TensorType::U64, 3);

@@ -30,13 +30,12 @@ struct SessionRecord {
 
   // Appends the record's tensors, which share the record's memory, to a state's tensors.
   void append_to(std::vector<io::NamedTensor>& tensors) const;
-  // Returns the metadata of a file of the model with this fingerprint.
-  std::map<std::string, std::string> metadata(const std::string& model) const;
 };
 
 // The properties of a model that its sessions must match.
 struct SessionModel {
   std::string sha256;           // fingerprint
+  std::string kv_cache_type;    // of pages with keys and values; empty: the model has no pages
   std::int64_t vocab_size = 0;  // number of ids of the model
   std::int64_t ids = 0;         // texts may have the ids from 0 to ids − 1
 };
@@ -48,8 +47,12 @@ struct SessionModel {
 void check_session(const SessionRecord& record, std::span<const io::NamedTensor> state, const std::string& path,
                    const SessionModel& model);
 
+// Returns the metadata of a session's file.
+std::map<std::string, std::string> session_metadata(const SessionRecord& record, const SessionModel& model);
+
 // Returns the record of a file with these tensors, for which check_session has passed. Throws Error if another model
-// saved it, IoError(content) for a file that is not a session. path is for messages.
+// saved it, or this one with keys and values of another type, IoError(content) for a file that is not a session. path
+// is for messages.
 SessionRecord read_session_record(const std::vector<io::NamedTensor>& tensors,
                                   const std::map<std::string, std::string>& metadata, const std::string& path,
                                   const SessionModel& model);

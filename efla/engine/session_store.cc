@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <system_error>
-#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -26,7 +25,7 @@ class FreedBytes {
     if (text.use_count() > 1 || (text->state && text->state.use_count() > 1)) return 0;
     std::size_t bytes = text->record_bytes();
     if (!text->state) return bytes;
-    bytes += text->state->own_bytes();
+    bytes += text->state->constant_bytes();
     for (const auto& page : text->state->pages()) {
       if (++dropped_[page.get()] == page.use_count()) bytes += page->bytes();
     }
@@ -50,10 +49,16 @@ std::size_t bytes_of(const StoredText& text) {
   return bytes;
 }
 
+// Return whether every part of a text is in memory, or none that may move to a file.
 bool is_in_memory(const StoredText& text) {
-  bool whole = true;
-  text.for_each_part([&](const auto& part) { whole = whole && part.in_memory(); });
-  return whole;
+  bool all = true;
+  text.for_each_part([&](const auto& part) { all = all && part.in_memory(); });
+  return all;
+}
+bool is_in_file(const StoredText& text) {
+  bool all = true;
+  text.for_each_part([&](const auto& part) { all = all && (part.size() == 0 || !part.in_memory()); });
+  return all;
 }
 
 }  // namespace
@@ -223,43 +228,38 @@ void SessionStore::swap_until(const std::function<bool()>& enough, std::unique_l
     const auto next = in_memory_.upper_bound(last);
     if (next == in_memory_.end()) return;
     last = next->first;
-    swap(last, lock);
+    swap(std::string(next->second), last, lock);
   }
 }
 
-// Moves a text to files, without the pages of texts that were used later.
-void SessionStore::swap(std::uint64_t used, std::unique_lock<std::mutex>& lock) {
-  auto entry = in_memory_.extract(used);
-  const auto text = find(entry.mapped())->second.text;
+// Moves a text that was used last at this time to files, without the pages of texts that were used later.
+void SessionStore::swap(const std::string& name, std::uint64_t used, std::unique_lock<std::mutex>& lock) {
+  const auto text = find(name)->second.text;
   const auto kept = pages_used_after(used);
+  std::unordered_set<const void*> claimed;
+  text->for_each_part([&](auto& part) {
+    if (!kept.contains(&part) && claimed.insert(&part).second && !part.claim()) claimed.erase(&part);
+  });
   lock.unlock();
   std::exception_ptr failed;
-  bool whole = true;
-  try {
-    text->for_each_part([&]<class Part>(Part& part) {
-      if constexpr (std::is_same_v<Part, StoredPage>) {
-        if (kept.contains(&part)) {
-          whole = false;
-          return;
-        }
-      }
-      part.swap_out(swap_folder_);
-    });
-  } catch (...) {
-    failed = std::current_exception();
-  }
+  text->for_each_part([&](auto& part) {
+    if (!claimed.contains(&part)) return;
+    try {
+      if (!failed) return part.swap_out(swap_folder_);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    part.unclaim();
+  });
   lock.lock();
-  if (whole && !failed) return;
-  const auto found = entries_.find(entry.mapped());
-  if (found != entries_.end() && found->second.text == text) {
-    entry.key() = found->second.used;
-    in_memory_.insert(std::move(entry));
-  }
   if (failed) std::rethrow_exception(failed);
+  if (!is_in_file(*text)) return;
+  const auto found = entries_.find(name);
+  if (found != entries_.end() && found->second.text == text) in_memory_.erase(found->second.used);
 }
 
-std::unordered_set<const StoredPage*> SessionStore::pages_used_after(std::uint64_t used) const {
-  std::unordered_set<const StoredPage*> pages;
+std::unordered_set<const void*> SessionStore::pages_used_after(std::uint64_t used) const {
+  std::unordered_set<const void*> pages;
   for (auto entry = in_memory_.upper_bound(used); entry != in_memory_.end(); ++entry) {
     const auto& text = *find(entry->second)->second.text;
     if (!text.state) continue;

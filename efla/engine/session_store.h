@@ -103,8 +103,8 @@ class SessionStore {
   bool has_room() const;
   void make_room(std::unique_lock<std::mutex>& lock);
   void swap_until(const std::function<bool()>& enough, std::unique_lock<std::mutex>& lock);
-  void swap(std::uint64_t used, std::unique_lock<std::mutex>& lock);
-  std::unordered_set<const StoredPage*> pages_used_after(std::uint64_t used) const;
+  void swap(const std::string& name, std::uint64_t used, std::unique_lock<std::mutex>& lock);
+  std::unordered_set<const void*> pages_used_after(std::uint64_t used) const;
   void drop_disposable();
   [[noreturn]] void refuse_room() const;
 

@@ -123,12 +123,24 @@ class Stored {
     return file_.empty() ? values_ == values : read_.lock() == values;
   }
 
-  // Moves the values to a new file of the folder; waits if another thread is moving them. Throws IoError; the values
-  // then stay in memory.
-  void swap_out(const std::filesystem::path& folder) {
-    const std::lock_guard moving(moving_);
-    if (!in_memory() || size_ == 0) return;
+  // Says that the caller is going to move the values to a file: they count as moving until swap_out or unclaim. Returns
+  // false where another caller is, and where the values are in a file.
+  bool claim() {
+    const std::lock_guard lock(mutex_);
+    if (claimed_ || !file_.empty() || size_ == 0) return false;
+    claimed_ = true;
     if (total_) total_->moving += bytes();
+    return true;
+  }
+  void unclaim() {
+    const std::lock_guard lock(mutex_);
+    claimed_ = false;
+    if (total_) total_->moving -= bytes();
+  }
+
+  // Moves values that the caller has claimed to a new file of the folder. Throws IoError; the values then stay in
+  // memory, and claimed.
+  void swap_out(const std::filesystem::path& folder) {
     const auto file = folder / new_swap_name();
     const io::ByteView content(reinterpret_cast<const std::uint8_t*>(values_->data()), bytes());
     try {
@@ -139,7 +151,6 @@ class Stored {
     } catch (...) {
       std::error_code none;
       std::filesystem::remove(file, none);
-      if (total_) total_->moving -= bytes();
       throw;
     }
     const auto checksum = io::crc32c(content);
@@ -155,11 +166,11 @@ class Stored {
   }
 
  private:
-  std::mutex moving_;                         // held while a file is written
   mutable std::mutex mutex_;                  // guards the members that follow
   Memory values_;                             // null: in the file
   mutable std::weak_ptr<const Values> read_;  // memory that has the values of the file
-  std::size_t size_;
+  const std::size_t size_;
+  bool claimed_ = false;
   std::filesystem::path file_;
   std::uint32_t checksum_ = 0;  // of the file
   std::shared_ptr<StoredBytes> total_;
@@ -207,29 +218,28 @@ class StoredPages {
 class StoredState {
  public:
   StoredState(const nn::TextState& state, std::shared_ptr<StoredPages> pages)
-      : tokens_(state.tokens), own_(state.own), all_pages_(std::move(pages)) {
+      : tokens_(state.tokens), constant_(state.constant), all_pages_(std::move(pages)) {
     for (const auto& page : state.pages) pages_.push_back(all_pages_->of(page));
   }
 
   // Throws IoError.
   nn::TextState get() const {
-    nn::TextState state{tokens_, own_.get()};
+    nn::TextState state{tokens_, constant_.get()};
     for (const auto& page : pages_) state.pages.push_back(all_pages_->read(page));
     return state;
   }
   const std::vector<std::shared_ptr<StoredPage>>& pages() const { return pages_; }
-  // Returns the bytes that no other state shares.
-  std::size_t own_bytes() const { return own_.bytes(); }
+  std::size_t constant_bytes() const { return constant_.bytes(); }
   // Calls f with everything that may move to a file.
   template <class F>
   void for_each_part(F&& f) {
-    f(own_);
+    f(constant_);
     for (const auto& page : pages_) f(*page);
   }
 
  private:
   std::int64_t tokens_;
-  Stored<std::vector<float>> own_;
+  Stored<std::vector<float>> constant_;
   std::shared_ptr<StoredPages> all_pages_;
   std::vector<std::shared_ptr<StoredPage>> pages_;
 };

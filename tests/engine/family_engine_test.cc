@@ -1,32 +1,28 @@
 // The engine over models of families, whose texts take pages.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "efla/data/tokenizers/tokenizer.h"
+#include "tests/engine/family_model.h"
 #include "tests/engine/recorder.h"
-#include "tests/nn/random_family.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::engine {
 namespace {
 
-// A folder with a small model whose tokens are bytes and some rows of padding.
-class FamilyEngine : public testing::TestWithParam<bool> {
+// A model of olmo_hybrid or of qwen3_5_text, and the type of keys and values.
+class FamilyEngine : public testing::TestWithParam<std::tuple<bool, std::string>> {
  protected:
-  FamilyEngine() {
-    auto config = nn::random_family_config(GetParam(), 11);
-    config["vocab_size"] = 300;
-    config["layer_types"] = {"linear_attention", "full_attention", "linear_attention", "full_attention"};
-    config["num_hidden_layers"] = 4;
-    nn::write_family_folder(folder.path(), config, nn::random_family_tensors(config, "model.", 12), false, false);
-  }
-  std::unique_ptr<Engine> engine(const EngineOptions& options = {}) const {
-    return load_engine(folder.path(), data::load_tokenizer("bytes"), options);
+  std::unique_ptr<Engine> engine(EngineOptions options = {}) const {
+    options.kv_cache_type = std::get<1>(GetParam());
+    return folder.engine(options);
   }
   static Request drawn(std::int64_t i) {
     auto request = request_of(std::string(static_cast<std::size_t>(1 + i * 37 % 150), static_cast<char>('a' + i)), 9);
@@ -35,7 +31,7 @@ class FamilyEngine : public testing::TestWithParam<bool> {
     return request;
   }
 
-  const test::TempFolder folder;
+  const FamilyFolder folder{std::get<0>(GetParam())};
 };
 
 TEST_P(FamilyEngine, TextsTogetherAreTheTextsAlone) {
@@ -82,8 +78,48 @@ TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
   EXPECT_EQ(ids, expected.ids);
   more.session = "other";
   EXPECT_EQ(reply(*first, more).ids, rest.ids);
-  EXPECT_GT(first->info().token_bytes, 0U);
   test::expect_error([&] { engine({.on_gpu = true}); }, "device", "cpu");
+}
+
+TEST_P(FamilyEngine, ASessionGoesOnWithItsTypeOfKeysAndValuesOnly) {
+  const auto type = std::get<1>(GetParam());
+  const auto other = folder.engine({.kv_cache_type = type == "float32" ? "bfloat16" : "float32"});
+  const auto own = engine();
+  EXPECT_EQ(own->info().kv_cache_type, type);
+  EXPECT_EQ(own->info().session_bytes, other->info().session_bytes);
+  const auto narrow = std::min(own->info().token_bytes, other->info().token_bytes);
+  EXPECT_EQ(own->info().token_bytes, type == "float32" ? 2 * narrow : narrow);
+  reply(*own, in_session(request_of("x", 3), "", "text"));
+  test::expect_error([&] { other->load("text", own->save("text")); }, "session", "keys and values in");
+  test::expect_error([&] { folder.engine({.kv_cache_type = "int8"}); }, "kv_cache_type", "float32 or bfloat16");
+}
+
+// Eight replies to a prompt of 15 full pages need more pages than there are, unless they share these.
+TEST_P(FamilyEngine, RepliesToOnePromptShareItsPages) {
+  constexpr std::size_t kReplies = 8, kTokens = 60;
+  const auto whole = engine();
+  const auto constant = whole->info().session_bytes, page = 64 * whole->info().token_bytes;
+  const auto one =
+      engine({.state_memory = kReplies * constant + std::max(55 * page, kReplies * constant), .max_texts = kReplies});
+  std::atomic<std::size_t> begun = 0;
+  std::vector<std::shared_ptr<Listener>> listeners;
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (std::size_t i = 0; i < kReplies; ++i) {
+    recorders.push_back(std::make_shared<Recorder>([&](std::size_t tokens) {
+      if (tokens == 1) ++begun;
+      if (tokens == kTokens) {
+        EXPECT_EQ(begun, kReplies);
+      }
+    }));
+    listeners.push_back(recorders.back());
+  }
+  const auto request = request_of(std::string(1000, 'x'), kTokens);
+  one->submit(request, listeners);
+  for (std::size_t i = 0; i < kReplies; ++i) {
+    auto alone = request;
+    alone.sampling.seed += i;
+    EXPECT_EQ(recorders[i]->record(), reply(*whole, alone));
+  }
 }
 
 // Sessions of a long text, of which each continues the one before.
@@ -123,8 +159,12 @@ TEST_P(FamilyEngine, ASessionSharesThePagesOfTheTextThatItContinues) {
             reply(*one, in_session(request_of("end", 9), "s5", "")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, FamilyEngine, testing::Bool(),
-                         [](const auto& info) { return std::string(info.param ? "olmo_hybrid" : "qwen3_5_text"); });
+INSTANTIATE_TEST_SUITE_P(Families, FamilyEngine,
+                         testing::Combine(testing::Bool(), testing::Values("float32", "bfloat16")),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) ? "olmo_hybrid_" : "qwen3_5_text_") +
+                                  std::get<1>(info.param);
+                         });
 
 }  // namespace
 }  // namespace efla::engine

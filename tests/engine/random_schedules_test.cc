@@ -1,4 +1,5 @@
-// Random schedules: every reply, and every rewind, is the same as of the same request alone.
+// Random schedules: every reply, and every rewind, is the same as of the same request alone. Texts of hybrids take
+// pages.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "efla/base/random.h"
+#include "tests/engine/family_model.h"
 #include "tests/engine/recorder.h"
 #include "tests/support/temp_folder.h"
 
@@ -18,7 +20,8 @@ namespace {
 
 constexpr int kRequests = 18;
 
-// Prompts that begin alike, replies of all kinds. Request i with i % 6 == 5 continues the session of request i − 1.
+// Prompts that begin alike, replies of all kinds. Request i with i % 6 == 5 continues the session of request i − 1, and
+// one with i % 6 == 1 has two replies.
 std::vector<Request> random_requests(std::uint64_t seed) {
   Random random(seed);
   std::vector<std::vector<std::int32_t>> beginnings;
@@ -57,6 +60,13 @@ std::vector<Request> random_requests(std::uint64_t seed) {
   return requests;
 }
 
+// Returns the request whose reply is the second one to another request.
+Request second_of(Request request) {
+  ++request.sampling.seed;
+  request.echo = false;
+  return request;
+}
+
 std::map<std::string, std::string> saved(Engine& engine) {
   std::map<std::string, std::string> all;
   for (const auto& session : engine.sessions()) all[session.name] = engine.save(session.name);
@@ -80,15 +90,21 @@ std::vector<Request> mostly_drawn_on_gpu(std::vector<Request> requests) {
 }
 
 // Runs the requests alone, and in random schedules. same_bits: otherwise only the tokens must be the same.
-void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEngine>(const EngineOptions&)>& make,
+void expect_schedules_change_nothing(const std::function<std::unique_ptr<Engine>(const EngineOptions&)>& make,
                                      const std::vector<Request>& requests, std::uint64_t schedules, bool same_bits) {
-  const auto slot = make({})->statistics().slot_bytes;
+  constexpr std::size_t kMostTokens = 8 * 64;  // of a text
+  const auto next = make({});
+  const auto slot = next->statistics().slot_bytes + kMostTokens * next->info().token_bytes;
   std::vector<Record> alone;
+  std::map<int, Record> second;  // replies
   std::map<std::string, std::string> sessions, rewound;
   {
     const auto engine =
         make({.state_memory = 2 * slot, .cache_memory = 0, .draft_tokens = 0, .step_tokens = 64, .threads = 1});
-    for (const auto& request : requests) alone.push_back(reply(*engine, request));
+    for (int i = 0; i < kRequests; ++i) {
+      alone.push_back(reply(*engine, requests[i]));
+      if (i % 6 == 1) second[i] = reply(*engine, second_of(requests[i]));
+    }
     sessions = saved(*engine);
     for (const auto& session : engine->sessions()) rewind(*engine, session.name, tokens_to_rewind(session));
     rewound = saved(*engine);
@@ -96,7 +112,6 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
   EXPECT_EQ(sessions.size(), 3U);
   for (const auto& record : alone) EXPECT_EQ(record.error, "");
 
-  const auto next = make({});
   const auto expect_sessions = [&](Engine& engine, const std::map<std::string, std::string>& expected,
                                    std::uint64_t schedule) {
     const auto found = saved(engine);
@@ -123,7 +138,7 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
     std::vector<int> order;
     for (int i = 0; i < kRequests; ++i) order.insert(order.begin() + random.below(i + 1), i);
     std::vector<std::shared_ptr<Recorder>> recorders(kRequests);
-    std::vector<bool> cancelled(kRequests);
+    std::map<int, std::shared_ptr<Recorder>> seconds;
     const auto submit = [&](int i) {
       // Noise that is cancelled at some time.
       Request noise = requests[random.below(kRequests)];
@@ -132,7 +147,9 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
       const auto noisy = std::make_shared<Recorder>();
       const auto id = engine->submit(noise, noisy);
       recorders[i] = std::make_shared<Recorder>();
-      engine->submit(requests[i], recorders[i]);
+      std::vector<std::shared_ptr<Listener>> listeners{recorders[i]};
+      if (i % 6 == 1) listeners.push_back(seconds[i] = std::make_shared<Recorder>());
+      engine->submit(requests[i], listeners);
       if (random.below(2) == 0) std::this_thread::sleep_for(std::chrono::microseconds(random.below(2000)));
       engine->cancel(id);
     };
@@ -150,9 +167,15 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
       EXPECT_EQ(record.reason, alone[i].reason) << "schedule " << seed << " " << i;
       EXPECT_TRUE(!same_bits || record == alone[i]) << "schedule " << seed << " " << i;
     }
+    for (const auto& [i, recorder] : seconds) {
+      EXPECT_EQ(recorder->record().ids, second.at(i).ids) << "schedule " << seed << " " << i;
+      EXPECT_TRUE(!same_bits || recorder->record() == second.at(i)) << "schedule " << seed << " " << i;
+    }
     expect_sessions(*engine, sessions, seed);
+    for (const auto& [name, bytes] : sessions) engine->fork(name, "of-" + name);
     recorders.clear();
     for (const auto& session : engine->sessions()) {
+      if (!sessions.contains(session.name)) continue;
       Request noise = requests[random.below(kRequests)];
       noise.session = noise.save_as = "";
       if (noise.prompt.empty()) noise.prompt = {1};
@@ -162,6 +185,10 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
       }
     }
     for (const auto& recorder : recorders) EXPECT_EQ(recorder->record().error, "");
+    for (const auto& [name, bytes] : sessions) {  // what was forked is as it was
+      EXPECT_TRUE(!same_bits || engine->save("of-" + name) == bytes) << "schedule " << seed;
+      engine->erase("of-" + name);
+    }
     expect_sessions(*engine, rewound, seed);
     hits += engine->statistics().cache_hits;
   }
@@ -171,6 +198,19 @@ void expect_schedules_change_nothing(const std::function<std::unique_ptr<LocalEn
 TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
   expect_schedules_change_nothing([](const EngineOptions& options) { return tiny_engine(options); }, random_requests(1),
                                   12, true);
+}
+
+TEST(Schedule, EveryReplyOfAHybridHasTheBitsOfTheSameRequestAlone) {
+  for (const bool olmo : {false, true}) {
+    const FamilyFolder folder(olmo);
+    for (const std::string type : {"float32", "bfloat16"}) {
+      const auto make = [&](EngineOptions options) {
+        options.kv_cache_type = type;
+        return folder.engine(options);
+      };
+      expect_schedules_change_nothing(make, random_requests(2), 5, true);
+    }
+  }
 }
 
 TEST(Schedule, EveryReplyOfTheDecoderOfGpusHasTheTokensOfTheSameRequestAlone) {

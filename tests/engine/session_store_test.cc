@@ -35,6 +35,7 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   // The next file's name is that of a pipe, so that writing it waits for a reader.
   std::filesystem::create_directory(number);
   Stored<std::vector<float>> before(std::vector<float>(1));
+  before.claim();
   before.swap_out(number);
   const std::string file = std::filesystem::directory_iterator(number)->path().filename();
   const auto digits = file.find('-') + 1;
@@ -69,6 +70,8 @@ TEST(SessionStore, SaysWhatIsWrongWithASwapFile) {
   };
   const std::vector<float> values{1.0F, 2.0F};
   Stored<std::vector<float>> state(values);
+  EXPECT_TRUE(state.claim());
+  EXPECT_FALSE(state.claim());
   EXPECT_NE(failure([&] { state.swap_out(swap); }).find("No such file"), std::string::npos);
   EXPECT_TRUE(state.in_memory());
   std::filesystem::create_directory(swap);

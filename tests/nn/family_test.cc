@@ -189,7 +189,7 @@ void check_drafts(FamilyModel& model, const Ids& ids) {
   std::vector<float> steps;
   for (std::int64_t i = begin; i < begin + 5; ++i) {
     if (i == begin + 3) {
-      EXPECT_EQ(*model.state(1, i).own, *model.state(0, i).own);
+      EXPECT_EQ(*model.state(1, i).constant, *model.state(0, i).constant);
     }
     append(steps, texts.advance({{0, part_of(ids, i, i + 1), true}}));
   }

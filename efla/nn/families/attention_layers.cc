@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "efla/base/error.h"
 #include "efla/ops/layers/attention.h"
 #include "efla/ops/layers/glu.h"
 #include "efla/ops/layers/rope.h"
@@ -25,22 +26,58 @@ View<float, 3> heads_of(const View<float, 2>& rows, std::int64_t heads) {
 
 }  // namespace
 
+KeyValueType parse_kv_cache_type(const std::string& name) {
+  for (const auto type : {KeyValueType::float32, KeyValueType::bfloat16}) {
+    if (name == name_of(type)) return type;
+  }
+  throw Error("model", "kv_cache_type", "'" + name + "'", "float32 or bfloat16");
+}
+
+std::string_view name_of(KeyValueType type) { return type == KeyValueType::float32 ? "float32" : "bfloat16"; }
+
 void TextPages::grow(std::int64_t slot, std::int64_t tokens) {
   Text& pages = text(slot);
-  while (std::cmp_less(pages.size(), shape_.pages_for(tokens)))
-    pages.push_back(std::make_shared<PageBytes>(page_bytes()));
+  while (std::cmp_less(pages.size(), pages_for(tokens))) pages.push_back(std::make_shared<PageBytes>(page_bytes()));
 }
 
-void TextPages::copy(std::int64_t from, std::int64_t to, std::int64_t tokens) {
-  Text& pages = text(to);
-  pages = text(from);
-  pages.resize(static_cast<std::size_t>(shape_.pages_for(tokens)));
-  if (open_tokens(tokens) > 0) pages.back() = std::make_shared<PageBytes>(*pages.back());
+// Returns a copy of the last page of a text of this many tokens, with zeros behind the last token, because the tokens
+// of drafts that were not accepted leave numbers there.
+std::shared_ptr<PageBytes> TextPages::copy_of(const PageBytes& page, std::int64_t tokens) const {
+  auto copy = std::make_shared<PageBytes>(page_bytes());
+  const std::size_t size = number_bytes(), open = static_cast<std::size_t>(tokens % shape_.page_tokens) * size;
+  const auto row = static_cast<std::size_t>(shape_.page_tokens) * size;  // of a channel's keys
+  const auto matrix = static_cast<std::size_t>(shape_.value_dim) * row;  // of a head's values
+  const auto copy_rows = [&](std::size_t begin, std::size_t bytes, std::size_t stride, std::size_t used) {
+    for (std::size_t at = begin; at < begin + bytes; at += stride) std::copy_n(&page[at], used, &(*copy)[at]);
+  };
+  for (std::size_t begin = 0; begin < page.size(); begin += layer_bytes()) {
+    const auto keys = static_cast<std::size_t>(shape_.key_page_elements()) * size;
+    copy_rows(begin, keys, row, open);
+    copy_rows(begin + keys, layer_bytes() - keys, matrix, open * static_cast<std::size_t>(shape_.value_dim));
+  }
+  return copy;
 }
 
-std::vector<Page> TextPages::full(std::int64_t slot, std::int64_t tokens) const {
-  const Text& pages = text(slot);
-  return {pages.begin(), pages.begin() + full_pages(tokens)};
+// Returns the pages of a text of this many tokens, of which the open one is a copy.
+TextPages::Text TextPages::shared(std::int64_t slot, std::int64_t tokens) const {
+  Text pages(text(slot).begin(), text(slot).begin() + pages_for(tokens));
+  if (is_open(tokens)) pages.back() = copy_of(*pages.back(), tokens);
+  return pages;
+}
+
+void TextPages::copy(std::int64_t from, std::int64_t to, std::int64_t tokens) { text(to) = shared(from, tokens); }
+
+std::vector<Page> TextPages::pages(std::int64_t slot, std::int64_t tokens) const {
+  const Text pages = shared(slot, tokens);
+  return {pages.begin(), pages.end()};
+}
+
+void TextPages::set(std::int64_t slot, std::int64_t tokens, std::span<const Page> pages) {
+  Text own;
+  // Attention takes all pages in one list, but writes only behind the full ones.
+  for (const auto& page : pages) own.push_back(std::const_pointer_cast<PageBytes>(page));
+  if (is_open(tokens)) own.back() = std::make_shared<PageBytes>(*own.back());
+  text(slot) = std::move(own);
 }
 
 template <class S>
@@ -57,46 +94,6 @@ std::vector<S*> TextPages::values(std::int64_t slot, std::int64_t layer) const {
   auto pages = keys<S>(slot, layer);
   for (auto& page : pages) page += shape_.key_page_elements();
   return pages;
-}
-
-// Calls f(number) for every number behind the full pages, in the order of read.
-template <class S, class F>
-void TextPages::for_each_open(std::int64_t slot, std::int64_t tokens, F&& f) const {
-  const std::int64_t dim = shape_.key_dim, size = shape_.page_tokens;
-  const auto each = [&](S* page, std::int64_t token_stride, std::int64_t element_stride) {
-    for (std::int64_t t = 0; t < open_tokens(tokens); ++t) {
-      for (std::int64_t g = 0; g < shape_.key_value_heads; ++g) {
-        for (std::int64_t i = 0; i < dim; ++i) f(page[g * dim * size + t * token_stride + i * element_stride]);
-      }
-    }
-  };
-  if (open_tokens(tokens) == 0) return;
-  const auto open = static_cast<std::size_t>(full_pages(tokens));
-  for (std::int64_t layer = 0; layer < layers_; ++layer) {
-    each(keys<S>(slot, layer)[open], 1, size);
-    each(values<S>(slot, layer)[open], dim, 1);
-  }
-}
-
-void TextPages::read(std::int64_t slot, std::int64_t tokens, std::span<float> open) const {
-  auto to = open.begin();
-  const auto take = [&](auto number) { *to++ = to_float(number); };
-  type_ == KeyValueType::float32 ? for_each_open<float>(slot, tokens, take)
-                                 : for_each_open<bfloat16>(slot, tokens, take);
-}
-
-void TextPages::write(std::int64_t slot, std::int64_t tokens, std::span<const Page> full, std::span<const float> open) {
-  Text& pages = text(slot);
-  pages.clear();
-  // Attention takes all pages in one list, but writes only behind the full ones.
-  for (const auto& page : full) pages.push_back(std::const_pointer_cast<PageBytes>(page));
-  grow(slot, tokens);
-  auto from = open.begin();
-  if (type_ == KeyValueType::float32) {
-    for_each_open<float>(slot, tokens, [&](float& number) { number = *from++; });
-  } else {
-    for_each_open<bfloat16>(slot, tokens, [&](bfloat16& number) { number = to_bfloat16(*from++); });
-  }
 }
 
 AttentionLayers::AttentionLayers(const FamilyConfig& config, KeyValueType type)

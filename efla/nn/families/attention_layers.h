@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "efla/base/dtype.h"
@@ -22,6 +24,11 @@ namespace efla::nn {
 // The types in which keys and values may be stored.
 enum class KeyValueType { float32, bfloat16 };
 
+// Return the type with a name, "float32" or "bfloat16", and the name of a type. parse_kv_cache_type throws Error for
+// another name.
+KeyValueType parse_kv_cache_type(const std::string& name);
+std::string_view name_of(KeyValueType type);
+
 // The keys and values of the texts in slots. A page has a block of tokens, and for each layer the keys [G, K, P] and
 // then the values [G, P, K] of rule/attention.h. A text shares its full pages and owns the one behind them.
 class TextPages {
@@ -31,26 +38,17 @@ class TextPages {
 
   KeyValueType type() const { return type_; }
   std::size_t page_bytes() const { return static_cast<std::size_t>(layers_) * layer_bytes(); }
-  // Returns how many numbers the keys of a token have in a layer, and the values.
-  std::int64_t token_floats() const { return shape_.key_value_heads * shape_.key_dim; }
-  // Returns how many numbers read() writes for a text of this many tokens.
-  std::int64_t open_floats(std::int64_t tokens) const { return 2 * layers_ * open_tokens(tokens) * token_floats(); }
-  std::int64_t full_pages(std::int64_t tokens) const { return tokens / shape_.page_tokens; }
-  std::int64_t open_tokens(std::int64_t tokens) const { return tokens % shape_.page_tokens; }
-
   void make_slots(std::int64_t slots) { texts_.resize(static_cast<std::size_t>(slots)); }
   // Frees the pages of a text.
   void clear(std::int64_t slot) { text(slot).clear(); }
   // Gives a text pages for this many tokens.
   void grow(std::int64_t slot, std::int64_t tokens);
-  // Copies the page behind the full pages of a text of this many tokens; the texts then share the full ones.
+  // Lets a text share the full pages of another one, of this many tokens, and copies the page behind them.
   void copy(std::int64_t from, std::int64_t to, std::int64_t tokens);
-  // Returns the full pages of a text of this many tokens.
-  std::vector<Page> full(std::int64_t slot, std::int64_t tokens) const;
-  // Copies the keys [tokens, G, K] and values behind the full pages of a text of this many tokens, layer after layer.
-  void read(std::int64_t slot, std::int64_t tokens, std::span<float> open) const;
-  // Sets a text of this many tokens from its full pages and what read() wrote.
-  void write(std::int64_t slot, std::int64_t tokens, std::span<const Page> full, std::span<const float> open);
+  // Returns the full pages of a text of this many tokens, and a copy of the one behind them.
+  std::vector<Page> pages(std::int64_t slot, std::int64_t tokens) const;
+  // Sets a text of this many tokens: shares its full pages, and copies the one behind them.
+  void set(std::int64_t slot, std::int64_t tokens, std::span<const Page> pages);
 
   // Return the pages of a text's keys and values in a layer. S is the type's.
   template <class S>
@@ -67,8 +65,11 @@ class TextPages {
   std::size_t layer_bytes() const {
     return number_bytes() * static_cast<std::size_t>(shape_.key_page_elements() + shape_.value_page_elements());
   }
-  template <class S, class F>
-  void for_each_open(std::int64_t slot, std::int64_t tokens, F&& f) const;
+  std::int64_t pages_for(std::int64_t tokens) const { return layers_ == 0 ? 0 : shape_.pages_for(tokens); }
+  // Returns whether the last page of a text of this many tokens is not full.
+  bool is_open(std::int64_t tokens) const { return layers_ > 0 && tokens % shape_.page_tokens > 0; }
+  Text shared(std::int64_t slot, std::int64_t tokens) const;
+  std::shared_ptr<PageBytes> copy_of(const PageBytes& page, std::int64_t tokens) const;
 
   AttentionShape shape_;
   std::int64_t layers_;

@@ -27,10 +27,10 @@ DecayRates decay_rates(Vector dt_bias, const Vector& a_log) {
 
 }  // namespace
 
-FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights, KeyValueType keys_values)
+FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights, KeyValueType kv_cache_type)
     : config_(load_family_config(folder)),
       mixers_(config_.mixer),
-      attention_(config_, keys_values),
+      attention_(config_, kv_cache_type),
       tensors_(folder, config_) {
   config_.tied = tensors_.tied();
   norm_ = tensors_.norm();
@@ -84,22 +84,12 @@ std::size_t FamilyModel::weight_bytes() const {
   return total;
 }
 
-std::vector<StatePart> FamilyModel::state_parts(std::int64_t tokens) const {
-  std::vector<std::string> delta, attention;
+std::vector<StatePart> FamilyModel::state_parts() const {
+  std::vector<std::string> prefixes;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    (layers_[i].attends ? attention : delta).push_back("layers." + std::to_string(i) + ".");
+    if (!layers_[i].attends) prefixes.push_back("layers." + std::to_string(i) + ".");
   }
-  auto parts = mixers_.state_parts(delta);
-  auto at = mixers_.state_floats();
-  const auto open = attention_.pages().open_tokens(tokens);
-  const auto floats = static_cast<std::size_t>(open * attention_.pages().token_floats());
-  for (const auto& prefix : attention) {
-    for (const char* name : {"keys", "values"}) {
-      parts.push_back({prefix + name, {1, open, config_.key_value_heads, config_.head_dim}, at, floats});
-      at += floats;
-    }
-  }
-  return parts;
+  return mixers_.state_parts(prefixes);
 }
 
 void FamilyModel::make_slots(std::int64_t slots) {
@@ -113,9 +103,8 @@ void FamilyModel::clear(std::int64_t slot) {
 }
 
 void FamilyModel::set(std::int64_t slot, const TextState& state) {
-  const std::span<const float> own(*state.own);
-  std::ranges::copy(own.first(mixers_.state_floats()), states_->slot(slot).begin());
-  attention_.pages().write(slot, state.tokens, state.pages, own.subspan(mixers_.state_floats()));
+  std::ranges::copy(*state.constant, states_->slot(slot).begin());
+  attention_.pages().set(slot, state.tokens, state.pages);
 }
 
 void FamilyModel::copy(std::int64_t from, std::int64_t to, std::int64_t tokens) {
@@ -124,12 +113,9 @@ void FamilyModel::copy(std::int64_t from, std::int64_t to, std::int64_t tokens) 
 }
 
 TextState FamilyModel::state(std::int64_t slot, std::int64_t tokens) {
-  const TextPages& pages = attention_.pages();
-  const auto constant = mixers_.state_floats();
-  std::vector<float> own(constant + static_cast<std::size_t>(pages.open_floats(tokens)));
-  std::ranges::copy(states_->slot(slot), own.begin());
-  pages.read(slot, tokens, std::span(own).subspan(constant));
-  return {tokens, std::make_shared<std::vector<float>>(std::move(own)), pages.full(slot, tokens)};
+  const auto constant = states_->slot(slot);
+  return {tokens, std::make_shared<std::vector<float>>(constant.begin(), constant.end()),
+          attention_.pages().pages(slot, tokens)};
 }
 
 // Replaces the rows x by the MLP's output.

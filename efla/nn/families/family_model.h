@@ -26,9 +26,8 @@ class FamilyModel {
   // except that float16 is widened. With bfloat16 and int8 the matrices of linear layers are rounded to this type where
   // the file's type has more bits; the projections of step sizes and decays are not. Throws IoError for a folder that
   // is not a model of a family, or not a whole one.
-  // keys_values: the type in which attention stores keys and values.
   FamilyModel(const std::filesystem::path& folder, WeightType weights,
-              KeyValueType keys_values = KeyValueType::float32);
+              KeyValueType kv_cache_type = KeyValueType::float32);
 
   const FamilyConfig& config() const { return config_; }
   std::int64_t parameters() const { return parameters_; }
@@ -39,9 +38,8 @@ class FamilyModel {
 
   std::size_t constant_bytes() const { return mixers_.state_floats() * sizeof(float); }  // of a text
   std::size_t page_bytes() const { return attention_.pages().page_bytes(); }             // of kAttentionBlock tokens
-  KeyValueType keys_values() const { return attention_.pages().type(); }
-  // Returns the parts of TextState::own after this many tokens, the constant ones first.
-  std::vector<StatePart> state_parts(std::int64_t tokens) const;
+  KeyValueType kv_cache_type() const { return attention_.pages().type(); }
+  std::vector<StatePart> state_parts() const;  // of TextState::constant
 
   // Makes the slots, once, before the functions that follow.
   void make_slots(std::int64_t slots);

@@ -72,16 +72,16 @@ struct CacheLineAllocator {
   bool operator==(const CacheLineAllocator&) const = default;
 };
 
-// The keys and values of consecutive tokens in all layers of softmax attention. Once all of a page's tokens are in the
-// text the page never changes, so that texts and states outside of slots hold the same page.
+// The keys and values of consecutive tokens in all layers of softmax attention. A page whose tokens are all in the text
+// never changes, so that texts and states outside of slots hold the same page.
 using PageBytes = std::vector<std::byte, CacheLineAllocator<std::byte>>;
 using Page = std::shared_ptr<const PageBytes>;
 
 // The state of a text outside of a slot. It never changes, and copies share its memory.
 struct TextState {
-  std::int64_t tokens = 0;                        // that the state has seen
-  std::shared_ptr<const std::vector<float>> own;  // the constant part, then keys and values behind the last page
-  std::vector<Page> pages = {};                   // the full ones, in the order of the text
+  std::int64_t tokens = 0;                             // that the state has seen
+  std::shared_ptr<const std::vector<float>> constant;  // the part outside of pages
+  std::vector<Page> pages = {};  // in the order of the text; behind the last token a page has zeros
 };
 
 }  // namespace efla::nn

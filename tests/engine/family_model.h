@@ -1,0 +1,31 @@
+// Engines over small models of families with random weights, whose texts take pages.
+#pragma once
+
+#include <memory>
+
+#include "efla/data/tokenizers/tokenizer.h"
+#include "efla/engine/engine.h"
+#include "tests/nn/random_family.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::engine {
+
+// A folder with a model of olmo_hybrid or of qwen3_5_text, whose tokens are bytes and some rows of padding.
+class FamilyFolder {
+ public:
+  explicit FamilyFolder(bool olmo) {
+    auto config = nn::random_family_config(olmo, 11);
+    config["vocab_size"] = 300;
+    config["layer_types"] = {"linear_attention", "full_attention", "linear_attention", "full_attention"};
+    config["num_hidden_layers"] = 4;
+    nn::write_family_folder(folder_.path(), config, nn::random_family_tensors(config, "model.", 12), false, false);
+  }
+  std::unique_ptr<Engine> engine(const EngineOptions& options = {}) const {
+    return load_engine(folder_.path(), data::load_tokenizer("bytes"), options);
+  }
+
+ private:
+  const test::TempFolder folder_;
+};
+
+}  // namespace efla::engine
