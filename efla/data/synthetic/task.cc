@@ -48,6 +48,7 @@ void require_at_most(const char* task, const char* parameter, std::int64_t left,
 }
 
 const std::vector<TaskKind>& task_kinds() {
+  static const ParameterKind kLength64{"length", 64, "tokens of the sequence"};
   static const ParameterKind kLength128{"length", 128, "tokens of the sequence"};
   static const ParameterKind kVocab16{"vocab", 16, "vocabulary size"};
   static const std::vector<TaskKind> kinds{
@@ -74,9 +75,7 @@ const std::vector<TaskKind>& task_kinds() {
        selective_copying},
       {"mqar",
        "multi-query associative recall: the values of many keys",
-       {{"vocab", 8192, "vocabulary size"},
-        {"length", 64, "tokens of the sequence"},
-        {"pairs", 4, "keys with their values"}},
+       {{"vocab", 8192, "vocabulary size"}, kLength64, {"pairs", 4, "keys with their values"}},
        mqar},
       {"mqar-set",
        "the standard training set of mqar: examples of five sizes, five of nine of them short",
@@ -89,22 +88,16 @@ const std::vector<TaskKind>& task_kinds() {
       {"stack",
        "many stacks: the element that a POP returns",
        {{"vocab", 130, "vocabulary size: PUSH, POP, a name per stack, and elements"},
-        {"length", 64, "tokens of the sequence"},
+        kLength64,
         {"stacks", 64, "independent stacks"}},
        stack},
-      {"parity", "whether the number of ones so far is odd", {{"length", 64, "tokens of the sequence"}}, parity},
+      {"parity", "whether the number of ones so far is odd", {kLength64}, parity},
       {"modular-counting",
        "the number of ones so far, modulo a number",
-       {{"length", 64, "tokens of the sequence"}, {"modulus", 5, "the modulus"}},
+       {kLength64, {"modulus", 5, "the modulus"}},
        modular_counting},
-      {"s3",
-       "the product so far of permutations of three",
-       {{"length", 64, "tokens of the sequence"}},
-       permutations_of_3},
-      {"s5",
-       "the product so far of permutations of five",
-       {{"length", 64, "tokens of the sequence"}},
-       permutations_of_5},
+      {"s3", "the product so far of permutations of three", {kLength64}, permutations_of_3},
+      {"s5", "the product so far of permutations of five", {kLength64}, permutations_of_5},
   };
   return kinds;
 }

@@ -53,14 +53,79 @@ void read_common(const Fields& fields, LanguageModelConfig& config) {
   if (const json* attention = fields.find("attn")) read_attention(fields, *attention, config);
 }
 
-struct OtherField {
+struct RestrictedField {
   const char* name;
-  std::vector<json> supported = {};  // values; empty: any, because the field does not change what a model computes
+  std::vector<json> supported;  // values
 };
 
-// Returns the other fields that flash-linear-attention and Hugging Face's transformers, 4 and 5, write.
-const std::vector<OtherField>& other_fields() {
-  static const std::vector<OtherField> table{
+// Other fields that flash-linear-attention and Hugging Face's transformers, 4 and 5, write, and that do not change what
+// a model computes.
+constexpr const char* kIgnoredFields[]{
+    "architectures",
+    "attn_mode",
+    "auto_map",
+    "chunk_size_feed_forward",
+    "dtype",
+    "finetuning_task",
+    "fuse_cross_entropy",
+    "fuse_linear_cross_entropy",
+    "fuse_norm",
+    "fuse_swiglu",
+    "id2label",
+    "is_decoder",
+    "label2id",
+    "max_position_embeddings",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "prefix",
+    "problem_type",
+    "return_dict",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    // Of generation in transformers 4.
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+};
+
+// Other fields of theirs that do, and the values of the models that efla computes.
+const std::vector<RestrictedField>& restricted_fields() {
+  static const std::vector<RestrictedField> table{
       {"hidden_act", {"swish", "silu"}},
       {"attnres_block_size", {nullptr}},
       {"use_l2warp", {false}},
@@ -76,66 +141,6 @@ const std::vector<OtherField>& other_fields() {
       {"cross_attention_hidden_size", {nullptr}},
       {"tie_encoder_decoder", {false}},
       {"pruned_heads", {json::object(), nullptr}},
-      {"architectures"},
-      {"attn_mode"},
-      {"auto_map"},
-      {"chunk_size_feed_forward"},
-      {"dtype"},
-      {"finetuning_task"},
-      {"fuse_cross_entropy"},
-      {"fuse_linear_cross_entropy"},
-      {"fuse_norm"},
-      {"fuse_swiglu"},
-      {"id2label"},
-      {"is_decoder"},
-      {"label2id"},
-      {"max_position_embeddings"},
-      {"model_type"},
-      {"output_attentions"},
-      {"output_hidden_states"},
-      {"prefix"},
-      {"problem_type"},
-      {"return_dict"},
-      {"task_specific_params"},
-      {"tf_legacy_loss"},
-      {"tokenizer_class"},
-      {"torch_dtype"},
-      {"torchscript"},
-      {"transformers_version"},
-      {"unsloth_fixed"},
-      {"unsloth_version"},
-      {"use_bfloat16"},
-      {"use_cache"},
-      {"_attn_implementation_autoset"},
-      {"_name_or_path"},
-      // Of generation in transformers 4.
-      {"bad_words_ids"},
-      {"begin_suppress_tokens"},
-      {"decoder_start_token_id"},
-      {"diversity_penalty"},
-      {"do_sample"},
-      {"early_stopping"},
-      {"encoder_no_repeat_ngram_size"},
-      {"exponential_decay_length_penalty"},
-      {"forced_bos_token_id"},
-      {"forced_eos_token_id"},
-      {"length_penalty"},
-      {"max_length"},
-      {"min_length"},
-      {"no_repeat_ngram_size"},
-      {"num_beam_groups"},
-      {"num_beams"},
-      {"num_return_sequences"},
-      {"output_scores"},
-      {"remove_invalid_values"},
-      {"repetition_penalty"},
-      {"return_dict_in_generate"},
-      {"sep_token_id"},
-      {"suppress_tokens"},
-      {"temperature"},
-      {"top_k"},
-      {"top_p"},
-      {"typical_p"},
   };
   return table;
 }
@@ -283,13 +288,8 @@ void allow_values(const Fields& fields, const char* name, const std::vector<json
 }
 
 void read_other_fields(const Fields& fields) {
-  for (const auto& [name, supported] : other_fields()) {
-    if (supported.empty()) {
-      fields.find(name);
-    } else {
-      allow_values(fields, name, supported);
-    }
-  }
+  for (const char* name : kIgnoredFields) fields.find(name);
+  for (const auto& [name, supported] : restricted_fields()) allow_values(fields, name, supported);
 }
 
 void read_eos_token_id(const Fields& fields, std::vector<std::int64_t>& ids) {
