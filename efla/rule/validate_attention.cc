@@ -1,6 +1,10 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "efla/base/error.h"
 #include "efla/base/text.h"
@@ -28,6 +32,21 @@ void check_shape(const char* op, const AttentionShape& shape) {
     throw Error(op, "page tokens P", std::to_string(shape.page_tokens),
                 "a multiple of " + std::to_string(kAttentionBlock));
   }
+}
+
+// Checks that no page gets new tokens of two runs. Their pages are checked.
+template <class S>
+void check_written_pages(const AttentionForward<S>& p) {
+  std::vector<std::pair<const S*, std::size_t>> written;  // a run's last page of keys, which it always writes
+  for (std::size_t i = 0; i < p.runs.size(); ++i) {
+    const AttentionRun<S>& run = p.runs[i];
+    written.emplace_back(run.key_pages[static_cast<std::size_t>(p.shape.pages_for(run.begin + run.tokens) - 1)], i);
+  }
+  std::ranges::sort(written);
+  const auto same = std::ranges::adjacent_find(written, {}, &std::pair<const S*, std::size_t>::first);
+  if (same == written.end()) return;
+  throw Error(kAttention, "runs[" + std::to_string(std::next(same)->second) + "].key_pages",
+              "the page that runs[" + std::to_string(same->second) + "] writes", "one run per text");
 }
 
 // Checks that the pages for `tokens` tokens of a text are there.
@@ -60,6 +79,7 @@ void validate(const AttentionForward<S>& p) {
     check_pages(name + "key_pages", run.key_pages, needed, tokens);
     check_pages(name + "value_pages", run.value_pages, needed, tokens);
   }
+  check_written_pages(p);
   const std::int64_t rows = p.rows();
   if (rows == 0) return;
   check_view(kAttention, "q", p.q, {rows, shape.heads, shape.key_dim});
@@ -113,7 +133,8 @@ void validate(const RopeForward& p, const Device& device) {
     throw Error(op, "rotary R", std::to_string(p.rotary),
                 "an even number from 0 to K = " + std::to_string(p.x.extent[2]));
   }
-  if (!(p.theta > 1.0) || !std::isfinite(p.theta)) throw Error(op, "theta", value_text(p.theta), "a number above 1");
+  if (!(p.theta > 1.0) || !std::isfinite(p.theta))
+    throw Error(op, "theta", value_text(p.theta), "a finite number above 1");
   check_view(op, "positions", p.positions, {p.x.extent[0]});
   check_view(op, "y", p.y, p.x.extent);
   for (std::int64_t n = 0; device.is_cpu() && n < p.x.extent[0]; ++n) {

@@ -304,6 +304,9 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   run = pages.run(0, 70);
   run.key_pages = missing;
   expect("runs[0].key_pages[1]", "got nothing, expected a page", [](Problem&) {});
+  const std::vector<AttentionRun<float>> twice{pages.run(0, 64), pages.run(0, 6)};
+  expect("runs[1].key_pages", "got the page that runs[0] writes, expected one run per text",
+         [&](Problem& p) { p.runs = twice; });
 }
 
 TEST(Attention, ACallWithoutRunsDoesNothing) {
