@@ -29,12 +29,16 @@ class Results:
         self.file = file
         wanted = {**environment, **({"commit": commit} if commit else {})}
         self.found = [r for r in results.read(FOLDER / file) if wanted.items() <= r["environment"].items()]
+        if not self.found:
+            sys.exit(f"gpu_tables: {FOLDER / file}: no result of {wanted}")
         self.environment = self.found[0]["environment"]
 
-    def caption(self, unit=""):
+    def caption(self, unit="", others=()):
+        """others: the other files that the table has columns of."""
         commit = self.environment["commit"].removesuffix("-dirty")
         modified = ", from a modified source tree" if self.environment["commit"].endswith("-dirty") else ""
-        return f'{self.environment["gpu"]}, commit {commit}{modified} ([results](../bench/results/{self.file})){unit}:\n\n'
+        files = ", ".join(f"[results{n}](../bench/results/{f})" for n, f in zip(("", " 2"), (self.file, *others)))
+        return f'{self.environment["gpu"]}, commit {commit}{modified} ({files}){unit}:\n\n'
 
     def all(self, **case):
         return [r for r in self.found if case.items() <= r.items()]
@@ -102,7 +106,7 @@ def operator():
     for r in both.all(op="delta_forward_backward"):
         shape = r["shape"]
         rows.append([size(shape), cell(forward.ms(shape=shape)), cell(both.ms(op="delta_backward", shape=shape)), cell(r["ms"])])
-    return both.caption(", in ms") + markdown(rows)
+    return both.caption(", in ms", ["cuda-forward.jsonl"]) + markdown(rows)
 
 
 def small_keys():
@@ -112,7 +116,7 @@ def small_keys():
     for r in narrow.all(op="delta_forward_backward", dim=64):
         both = wide.ms(op="delta_forward_backward", shape=r["shape"])
         rows.append([size(r["shape"]), cell(r["ms"]), cell(both), f'{r["ms"] / both:.2f}'])
-    return narrow.caption(", forward + backward in ms") + markdown(rows)
+    return narrow.caption(", forward + backward in ms", ["cuda-peers.jsonl"]) + markdown(rows)
 
 
 def lengths():
@@ -135,7 +139,7 @@ def large_keys():
         rows.append([size(shape), cell(run.ms(op="delta_forward", algorithm="chunk", interval=0, **case)), cell(peer.get("forward")),
                      cell(run.ms(op="delta_forward_backward", algorithm="chunk", **case)), cell(peer.get("forward+backward")),
                      cell(run.ms(op="delta_forward_backward", algorithm="recurrent", **case), 1)])
-    return run.caption(", in ms") + markdown(rows)
+    return run.caption(", in ms", ["cuda-peers-earlier.jsonl"]) + markdown(rows)
 
 
 def half(rule, commit, shapes):
@@ -219,15 +223,13 @@ def shares():
 
 
 def two_gpus():
-    """Rates of one and of two GPUs at the same tokens per step and GPU; the second run of one GPU is not taken."""
+    """Rates of one and of two GPUs at the same tokens per step and GPU."""
     run = Results("gpu-training.jsonl", log="two-gpus.txt")
     rows = [["tokens per step and GPU", "one GPU, tokens/s", "two GPUs, tokens/s", "rate per GPU relative to one GPU"]]
-    by_name = {}
-    for r in run.found:
-        by_name.setdefault(r.get("run"), r)
     for name in "ab":
-        one, two = by_name[f"{name}1"], by_name[f"{name}2"]
-        rows.append([f'{one["tokens_per_step"]:,}', f'{one["median"]:,}', f'{two["median"]:,}', f'{50 * two["median"] / one["median"]:.1f} %'])
+        one, two = (statistics.median(r["median"] for r in run.all(run=f"{name}{gpus}")) for gpus in (1, 2))
+        tokens = run.all(run=f"{name}1")[0]["tokens_per_step"]
+        rows.append([f"{tokens:,}", f"{one:,.0f}", f"{two:,.0f}", f"{50 * two / one:.1f} %"])
     return run.caption() + markdown(rows)
 
 
