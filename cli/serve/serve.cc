@@ -88,7 +88,9 @@ void run(ServeArguments arguments) {
   }
   serve::Service service(*running, api, keys, http);
   fmt::print("Serving {} at {}\n", api.model, service.address());
-  fmt::print("Memory for {} texts at once (--state-memory)\n", running->statistics().slots);
+  const auto room = running->statistics();
+  const auto tokens = room.pages > 0 ? fmt::format(" with {} tokens", room.pages * room.page_tokens) : "";
+  fmt::print("Memory for {} texts{} at once (--state-memory)\n", room.slots, tokens);
   flush_standard_output();
   if (keys.empty() && is_public(http)) {
     print_or_drop(stderr, "efla: serve: --host " + http.host +

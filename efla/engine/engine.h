@@ -62,14 +62,17 @@ struct Histogram {
 };
 
 struct Statistics {
-  std::int64_t slots = 0;                // of state_memory; a request has one or two
-  std::int64_t running = 0, queued = 0;  // replies that have a slot, and that wait for one
-  std::int64_t sessions = 0;             // stored
-  std::size_t slot_bytes = 0;            // of one slot
-  std::size_t session_bytes = 0;         // of stored sessions in memory
-  std::size_t swapped_bytes = 0;         // of stored sessions in files
-  std::size_t set_aside = 0;             // files of sessions that could not be loaded at the start
-  std::size_t cache_bytes = 0;           // of the prefix cache
+  std::int64_t slots = 0;                      // of state_memory; a request has one or two
+  std::int64_t running = 0, queued = 0;        // replies that have a slot, and that wait for one
+  std::int64_t sessions = 0;                   // stored
+  std::int64_t pages = 0;                      // of state_memory, of keys and values; 0: the model needs none
+  std::int64_t page_tokens = 0;                // tokens of a page
+  std::int64_t used_pages = 0;                 // reserved for texts that run
+  std::size_t slot_bytes = 0, page_bytes = 0;  // of one slot and of one page
+  std::size_t session_bytes = 0;               // of stored sessions in memory
+  std::size_t swapped_bytes = 0;               // of stored sessions in files
+  std::size_t set_aside = 0;                   // files of sessions that could not be loaded at the start
+  std::size_t cache_bytes = 0;                 // of the prefix cache
   std::int64_t cache_entries = 0;
   std::uint64_t cache_queries = 0, cache_hits = 0;  // tokens of prompts that may start from a cached state: all, and
                                                     // the ones that were found in the cache
@@ -87,11 +90,11 @@ struct EngineInfo {
   std::string weights;             // "float32", "bfloat16" or "int8"
   std::string kv_cache_type = {};  // "float32" or "bfloat16"; empty: the state has no pages of keys and values
   std::int64_t parameters = 0, vocab_size = 0;
-  std::int32_t bos = -1;                       // −1: none. The engine adds no bos to a prompt
-  std::vector<std::int32_t> ends = {};         // ids that end a text
-  std::size_t session_bytes = 0;               // of the state of an empty text
-  std::size_t token_bytes = 0;                 // that each token adds to the state; 0 without softmax attention
-  std::int64_t max_queue = 0;                  // of EngineOptions: most places of a request
+  std::int32_t bos = -1;                // −1: none. The engine adds no bos to a prompt
+  std::vector<std::int32_t> ends = {};  // ids that end a text
+  std::size_t session_bytes = 0;        // of the state of an empty text
+  std::size_t token_bytes = 0;          // that each token of a text adds, in pages or not; 0 without softmax attention
+  std::int64_t max_queue = 0;           // of EngineOptions: most places of a request
   const data::Tokenizer* tokenizer = nullptr;  // lives as long as the engine; threads may share it
 };
 

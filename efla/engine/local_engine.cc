@@ -136,7 +136,10 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
   free_pages_ = pages_ = room.pages;
   model_->make_slots(room.slots, room.pages);
   for (std::int64_t slot = statistics_.slots; slot > 0; --slot) free_slots_.push_back(slot - 1);
+  statistics_.pages = room.pages;
   statistics_.slot_bytes = text_memory_.constant;
+  statistics_.page_bytes = text_memory_.page;
+  statistics_.page_tokens = text_memory_.page_tokens;
   for (const auto reason : {FinishReason::stop, FinishReason::length, FinishReason::interrupted,
                             FinishReason::cancelled, FinishReason::deadline, FinishReason::error}) {
     statistics_.finished[reason] = 0;  // now, because the end of a request needs no memory
@@ -522,6 +525,7 @@ void LocalEngine::advance() {
   const std::lock_guard lock(mutex_);
   ++statistics_.steps;
   statistics_.running = static_cast<std::int64_t>(running_.size());
+  statistics_.used_pages = pages_ - free_pages_;
   statistics_.cache_bytes = cache_.bytes();
   statistics_.cache_entries = cache_.entries();
 }

@@ -13,9 +13,9 @@ void session(io::ByteView bytes) {
   const auto read = [&] {
     const auto content = io::parse_safetensors(bytes, "input");
     const auto model = content.metadata.find("model");  // so that no file is refused as of another model
-    record =
-        engine::read_session_record(content.tensors, content.metadata, "input",
-                                    {model == content.metadata.end() ? "" : model->second, kVocabSize, kVocabSize});
+    record = engine::read_session_record(
+        content.tensors, content.metadata, "input",
+        {.sha256 = model == content.metadata.end() ? "" : model->second, .vocab_size = kVocabSize, .ids = kVocabSize});
   };
   if (!accepts(read, bytes.size())) return;
   const auto known = [](std::int64_t id) { return id >= 0 && id < kVocabSize; };

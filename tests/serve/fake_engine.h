@@ -75,6 +75,7 @@ class FakeEngine : public engine::Engine {
             .bos = tokenizer_->bos(),
             .ends = {tokenizer_->eos()},
             .session_bytes = 1000,
+            .token_bytes = 4,
             .max_queue = 1000,
             .tokenizer = tokenizer_.get()};
   }
@@ -165,6 +166,8 @@ class FakeEngine : public engine::Engine {
     const std::lock_guard lock(mutex_);
     engine::Statistics s;
     s.slots = 8;
+    s.pages = 40;
+    s.used_pages = 10;
     s.running = static_cast<std::int64_t>(jobs_.size());
     s.finished[engine::FinishReason::stop] = 3;
     s.cache_queries = 90;

@@ -124,7 +124,7 @@ TEST_F(ServePage, ContinuesStoredStates) {
   EXPECT_EQ(engine_.last().prompt.size(), 5U);  // the state had the rest
   EXPECT_TRUE(engine_.last().disposable);
   EXPECT_EQ(browser_->evaluate("nodes[current].tokens"), 17);
-  EXPECT_EQ(browser_->evaluate("document.getElementById('state-bytes').textContent"), "1.00 kB");
+  EXPECT_EQ(browser_->evaluate("document.getElementById('state-bytes').textContent"), "1.07 kB");
   EXPECT_EQ(browser_->evaluate("document.getElementById('kv-bytes').textContent"), "1.09 kB");
   expect_clean();
 }

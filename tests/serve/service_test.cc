@@ -222,6 +222,7 @@ TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
   start();
   EXPECT_EQ(get("/v1/models")["data"][0]["id"], "fake");
   EXPECT_EQ(get("/v1/models/fake")["session_bytes"], 1000);
+  EXPECT_EQ(get("/v1/models/fake")["session_bytes_per_token"], 4);
   EXPECT_EQ(get("/v1/models/other", 404)["error"]["code"], "model_not_found");
   EXPECT_EQ(post("/v1/completions", {{"model", "other"}, {"prompt", "a"}}, 404)["error"]["param"], "model");
   EXPECT_EQ(post("/tokenize", {{"prompt", "ab"}})["tokens"], json({97, 98}));
@@ -237,8 +238,9 @@ TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
   for (const char* line :
        {"efla:time_to_first_token_seconds_bucket{le=\"0.1\"} 2\n",
         "efla:time_to_first_token_seconds_bucket{le=\"+Inf\"} 4\n", "efla:time_to_first_token_seconds_sum 3.5\n",
-        "efla:slots 8\n", "efla:prefix_cache_queries_total 90\n", "efla:prefix_cache_hits_total 64\n",
-        "efla:request_success_total{finished_reason=\"stop\"} 3\n", "efla:http_replies_total{status=\"404\"} 2\n"}) {
+        "efla:slots 8\n", "efla:kv_cache_usage_perc 0.25\n", "efla:prefix_cache_queries_total 90\n",
+        "efla:prefix_cache_hits_total 64\n", "efla:request_success_total{finished_reason=\"stop\"} 3\n",
+        "efla:http_replies_total{status=\"404\"} 2\n"}) {
     EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
   }
   EXPECT_EQ(body_of(ask("GET", "/")), "<!doctype html>");

@@ -49,6 +49,10 @@ std::string metrics_text(const engine::Statistics& s, const std::map<int, std::u
   out.one("num_requests_waiting", "gauge", "Requests that wait for a slot.", s.queued);
   out.one("slots", "gauge", "Slots of the states of texts.", s.slots);
   out.one("slot_bytes", "gauge", "Bytes of one slot.", s.slot_bytes);
+  out.one("pages", "gauge", "Pages of the keys and values of texts that run.", s.pages);
+  out.one("page_bytes", "gauge", "Bytes of one page.", s.page_bytes);
+  out.one("kv_cache_usage_perc", "gauge", "Pages that are reserved for texts that run; 1: all.",
+          s.pages == 0 ? 0.0 : static_cast<double>(s.used_pages) / static_cast<double>(s.pages));
   out.one("sessions", "gauge", "Stored sessions.", s.sessions);
   out.one("session_bytes", "gauge", "Bytes of stored sessions in memory.", s.session_bytes);
   out.one("sessions_set_aside", "gauge", "Files of sessions that the start could not load and has renamed.",

@@ -296,6 +296,7 @@ JsonText Service::Implementation::model_json() const {
           {"weights", info.weights},
           {"sha256", info.model_sha256},
           {"session_bytes", info.session_bytes},
+          {"session_bytes_per_token", info.token_bytes},
           {"kv_bytes_per_token", context_.options.kv_bytes_per_token}};
 }
 
