@@ -27,6 +27,13 @@ inline constexpr int kPassRows = 8;
 // twice as many if two tiles read the same rows of the weight.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
 
+// Greatest number of columns for which many rows of x go through all rows of a block, so that the rows of x of a tile
+// stay in the first-level cache. Meanwhile the sums of the tiles are kept in memory. A multiple of kScaleBlock.
+inline constexpr std::int64_t kPassColumns = 1024;
+
+// Greatest number of rows of the weight in a task whose sums are kept.
+inline constexpr std::int64_t kPassOutputs = 48;
+
 // The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
 struct LinearBlock {
   std::int64_t m_begin, m_end, n_begin, n_end;
@@ -118,6 +125,14 @@ HWY_INLINE void store_sums(D d, const F& at, float* to) {
   if constexpr (kNext < kCount) store_sums<kCount, kNext>(d, at, to);
 }
 
+// The columns that a tile goes through. The sums over the columns before them are in `kept`, and the tile leaves its
+// own sums there unless `last`.
+struct ColumnPart {
+  std::size_t begin, end;
+  bool last;
+  float* kept;
+};
+
 // Computes M rows of x with N rows of the weight, and prefetches the rows of the weight that begin `ahead` bytes later;
 // 0: none. Each output has one vector of partial sums, whatever M and N are. The columns that fill no vector are added
 // at the end. With scales the partial sums of a block are multiplied by the scale of the block. This is tile kPart of
@@ -125,12 +140,12 @@ HWY_INLINE void store_sums(D d, const F& at, float* to) {
 // cache lines at once.
 template <int M, int N, bool kScaled, int kPart, int kParts, class W>
 HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
-                     std::int64_t n) {
+                     std::int64_t n, const ColumnPart& part) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
   using Vec = hn::Vec<decltype(d)>;
   constexpr std::size_t kLanes = hn::MaxLanes(d);
-  const std::size_t size = static_cast<std::size_t>(p.x.extent[1]), lanes = hn::Lanes(d);
+  const std::size_t size = part.end, lanes = hn::Lanes(d);
   const float* x[M];
   // With scales `sum` is the sum over one block. The sum over the blocks so far is in `total`, or in `stored` if
   // registers have no room.
@@ -141,8 +156,12 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
     x[i] = p.x.at(m + i);
     for (int j = 0; j < N; ++j) sum[i][j] = total[i][j] = hn::Zero(d);
   }
-  std::size_t at = 0;
-  for (std::size_t block = 0; block + lanes <= size; block += kScaleBlock) {
+  const auto kept = [&](int i, int j) { return part.kept + (i * N + j) * lanes; };
+  for (int i = 0; i < M && !kScaled && part.begin > 0; ++i) {
+    for (int j = 0; j < N; ++j) sum[i][j] = hn::Load(d, kept(i, j));
+  }
+  std::size_t at = part.begin;
+  for (std::size_t block = part.begin; block + lanes <= size; block += kScaleBlock) {
     const std::size_t end = std::min(block + kScaleBlock, size);
     for (int j = 0; j < N && ahead > 0; ++j) prefetch<kPart, kParts>(weight[j], block, ahead);
     for (int i = 0; i < M && kScaled; ++i) {
@@ -179,6 +198,12 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
       }
     }
   }
+  if (!kScaled && !part.last) {
+    for (int i = 0; i < M; ++i) {
+      for (int j = 0; j < N; ++j) hn::Store(sum[i][j], d, kept(i, j));
+    }
+    return;
+  }
   HWY_ALIGN float sums[(M * N + kLanes - 1) / kLanes * kLanes];
   if constexpr (kInMemory) {  // one after another, because GCC would keep `stored` in registers, which it lacks
     for (std::size_t k = 0; k < M * N; ++k) {
@@ -214,7 +239,8 @@ struct WeightRows {
 
 // Computes M rows of x from row m on, and the next kMore rows, with a block's rows of the weight.
 template <int M, bool kScaled, int kMore = 0, class W>
-HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight) {
+HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight,
+                      ColumnPart part) {
   // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
   constexpr bool kWide = kTileRows<kScaled> == 8;
   constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 || kWide ? 3 : 2;
@@ -226,47 +252,70 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
   for (; n + N <= block.n_end; n += N) {
     WeightRow<W> rows[N];
     for (int j = 0; j < N; ++j) rows[j] = weight.row(n + j);
-    tile<M, N, kScaled, 0, kParts>(p, rows, ahead, m, n);
-    if constexpr (kMore > 0) tile<kMore, N, kScaled, 1, kParts>(p, rows, ahead, m + M, n);
+    tile<M, N, kScaled, 0, kParts>(p, rows, ahead, m, n, part);
+    if constexpr (kMore > 0) tile<kMore, N, kScaled, 1, kParts>(p, rows, ahead, m + M, n, part);
+    if (part.kept != nullptr) part.kept += M * N * hn::MaxLanes(hn::ScalableTag<float>());
   }
   for (; n < block.n_end; ++n) {
     const WeightRow<W> only = weight.row(n);
-    tile<M, 1, kScaled, 0, kParts>(p, &only, 0, m, n);
-    if constexpr (kMore > 0) tile<kMore, 1, kScaled, 1, kParts>(p, &only, 0, m + M, n);
+    tile<M, 1, kScaled, 0, kParts>(p, &only, 0, m, n, part);
+    if constexpr (kMore > 0) tile<kMore, 1, kScaled, 1, kParts>(p, &only, 0, m + M, n, part);
+    if (part.kept != nullptr) part.kept += M * hn::MaxLanes(hn::ScalableTag<float>());
   }
 }
 
-// Computes a block: kTileRows rows of x at a time, and the last kPassRows rows or fewer together.
+// Computes kTileRows rows of x from row m on with a block's rows of the weight, some columns at a time if they are
+// many.
 template <bool kScaled, class W>
-HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
+HWY_INLINE void tiles_of_many(const LinearForward& p, const LinearBlock& block, std::int64_t m,
+                              const WeightRows<W>& weight) {
   constexpr int kRows = kTileRows<kScaled>;
+  const auto size = static_cast<std::size_t>(p.x.extent[1]);
+  if (kScaled || size <= kPassColumns || block.n_end - block.n_begin > kPassOutputs) {
+    return tiles<kRows, kScaled>(p, block, m, weight, {0, size, true, nullptr});
+  }
+  HWY_ALIGN float kept[kRows * kPassOutputs * hn::MaxLanes(hn::ScalableTag<float>())];
+  for (std::size_t begin = 0; begin < size; begin += kPassColumns) {
+    const std::size_t end = std::min<std::size_t>(begin + kPassColumns, size);
+    tiles<kRows, kScaled>(p, block, m, weight, {begin, end, end == size, kept});
+  }
+}
+
+// Computes a block: kTileRows rows of x at a time, and the last kPassRows rows or fewer together. The weight is read
+// from memory by the first of them.
+template <bool kScaled, class W>
+HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, WeightRows<W> weight) {
+  constexpr int kRows = kTileRows<kScaled>;
+  const ColumnPart all{0, static_cast<std::size_t>(p.x.extent[1]), true, nullptr};
   std::int64_t m = block.m_begin;
-  for (; m + kPassRows < block.m_end; m += kRows) tiles<kRows, kScaled>(p, block, m, weight);
+  for (; m + kPassRows < block.m_end; m += kRows) {
+    tiles_of_many<kScaled>(p, block, m, weight);
+    weight.far = false;
+  }
   switch (block.m_end - m) {
     case 1:
-      return tiles<1, kScaled>(p, block, m, weight);
+      return tiles<1, kScaled>(p, block, m, weight, all);
     case 2:
-      return tiles<2, kScaled>(p, block, m, weight);
+      return tiles<2, kScaled>(p, block, m, weight, all);
     case 3:
-      return tiles<3, kScaled>(p, block, m, weight);
+      return tiles<3, kScaled>(p, block, m, weight, all);
     case 4:
-      return tiles<4, kScaled>(p, block, m, weight);
+      return tiles<4, kScaled>(p, block, m, weight, all);
     case 5:
-      return tiles<5, kScaled>(p, block, m, weight);
+      return tiles<5, kScaled>(p, block, m, weight, all);
     case 6:
-      return tiles<6, kScaled>(p, block, m, weight);
+      return tiles<6, kScaled>(p, block, m, weight, all);
     case 7:
-      return tiles<std::min(kRows, 7), kScaled, std::max(0, 7 - kRows)>(p, block, m, weight);
+      return tiles<std::min(kRows, 7), kScaled, std::max(0, 7 - kRows)>(p, block, m, weight, all);
     default:
-      return tiles<kRows, kScaled, 8 - kRows>(p, block, m, weight);
+      return tiles<kRows, kScaled, 8 - kRows>(p, block, m, weight, all);
   }
 }
 
 template <class W>
 void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block) {
   constexpr bool kScaled = std::is_same_v<W, std::int8_t>;
-  const bool few = block.m_end - block.m_begin <= kPassRows;
-  all_tiles<kScaled>(p, block, WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, few});
+  all_tiles<kScaled>(p, block, WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, true});
 }
 
 void linear_block_f32(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.weight, block); }

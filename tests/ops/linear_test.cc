@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/base/random.h"
@@ -94,7 +95,7 @@ TEST_P(LinearOnTarget, IsTheFloat64Product) {
   for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
     for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 21}) {
       for (const std::int64_t n : {1, 3, 9, 130}) {
-        for (const std::int64_t d : {1, 7, 16, 100, 384}) {
+        for (const std::int64_t d : {1, 7, 16, 100, 384, 1100}) {
           Matrix x(rows, d, random);
           Weight weight(stored, n, d, random);
           for (const std::string implementation : {"simd", "ref"}) {
@@ -120,8 +121,15 @@ TEST_P(LinearOnTarget, IsTheFloat64Product) {
 
 TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThreads) {
   Random random(8);
-  const std::int64_t n = 317, d = 203;
-  for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
+  using Shape = std::pair<std::int64_t, std::int64_t>;
+  for (const auto& [stored, shape] : {std::pair{Stored::float32, Shape{317, 203}},
+                                      {Stored::bfloat16, {317, 203}},
+                                      {Stored::int8, {317, 203}},
+                                      // so many columns that many rows go through some of them at a time
+                                      {Stored::float32, {50, 2115}},
+                                      {Stored::bfloat16, {101, 1027}},
+                                      {Stored::int8, {50, 1100}}}) {
+    const auto [n, d] = shape;
     Weight weight(stored, n, d, random);
     for (const std::int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 33, 150}) {  // enough to be distributed in both ways
       Matrix x(rows, d, random), all = product(x, weight, 1), threaded = product(x, weight, 3);
