@@ -68,6 +68,12 @@ TEST_F(TokenizerFiles, AddedTokensAreNumberedAsTokenizersDoes) {
   EXPECT_EQ(load()->vocab_size(), 301);
 }
 
+TEST_F(TokenizerFiles, SpecialTokensAreNotFoundInTextAsText) {
+  write_tokenizer({special(256, "<a>"), added_token(257, "a>", false, false)});
+  EXPECT_EQ(load()->encode_part("<a>a>", false), (Ids{256, 257}));
+  EXPECT_EQ(load()->encode_as_text("<a>a>", false), (Ids{'<', 257, 257}));
+}
+
 TEST_F(TokenizerFiles, OfAMergeGivenTwiceTheLastRankCounts) {
   const json vocabulary{{"th", 256}, {"he", 257}, {"the", 258}};
   write_tokenizer({}, vocabulary, {"t h", "h e", "th e", "t h"});

@@ -66,8 +66,9 @@ bool AddedTokens::touches(std::string_view text, std::size_t place) const {
   return false;
 }
 
-const AddedToken* AddedTokens::at_start_of(std::string_view text) const {
+const AddedToken* AddedTokens::at_start_of(std::string_view text, Which found) const {
   for (const auto& token : by_first_[static_cast<std::uint8_t>(text.front())]) {
+    if (found == Which::not_special && token.special) continue;
     if (text.starts_with(token.text)) return &token;
   }
   return nullptr;

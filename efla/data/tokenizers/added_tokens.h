@@ -36,6 +36,8 @@ std::vector<AddedToken> number_added_tokens(const std::vector<AddedToken>& given
 // Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
 class AddedTokens {
  public:
+  enum class Which { all, not_special };
+
   void add(const AddedToken& token);
 
   // Returns whether a token may begin before a place and reach it, also with the help of text that follows.
@@ -44,25 +46,26 @@ class AddedTokens {
   std::size_t longest() const { return longest_; }  // bytes of the longest token
 
   // Calls token(id) for each token and text(part) for each non-empty text between tokens, in the order of the text.
+  // found: which tokens are found.
   template <class Text, class Token>
-  void split(std::string_view all, const Text& text, const Token& token) const {
+  void split(std::string_view all, const Text& text, const Token& token, Which found = Which::all) const {
     std::size_t done = 0;
     for (std::size_t at = 0; at < all.size();) {
-      const AddedToken* const found = at_start_of(all.substr(at));
-      if (found == nullptr) {
+      const AddedToken* const first = at_start_of(all.substr(at), found);
+      if (first == nullptr) {
         ++at;
         continue;
       }
       if (at > done) text(all.substr(done, at - done));
-      token(found->id);
-      at += found->text.size();
+      token(first->id);
+      at += first->text.size();
       done = at;
     }
     if (done < all.size()) text(all.substr(done));
   }
 
  private:
-  const AddedToken* at_start_of(std::string_view text) const;
+  const AddedToken* at_start_of(std::string_view text, Which found) const;
 
   std::array<std::vector<AddedToken>, 256> by_first_;  // by the first byte, the longest first
   std::size_t longest_ = 0;

@@ -152,7 +152,8 @@ std::string_view JsonTokenizer::bytes_of(std::int32_t id) const {
   return bytes_[static_cast<std::size_t>(id)];
 }
 
-std::vector<std::int32_t> JsonTokenizer::encode_part(std::string_view part, bool begins) const {
+std::vector<std::int32_t> JsonTokenizer::encode_part(std::string_view part, bool begins,
+                                                     AddedTokens::Which found) const {
   if (const auto valid = utf8_prefix(part); valid != part.size()) {
     throw Error("encode", "text", fmt::format("a byte at {} that is not UTF-8", valid), "UTF-8");
   }
@@ -171,9 +172,9 @@ std::vector<std::int32_t> JsonTokenizer::encode_part(std::string_view part, bool
             [&](std::string_view rest) {
               encode_normal(rest, rest.data() == normal.data() ? behind : Behind::token, out);
             },
-            add);
+            add, found);
       },
-      add);
+      add, found);
   return out;
 }
 

@@ -42,7 +42,12 @@ std::unique_ptr<Tokenizer> make_json_tokenizer(const nlohmann::json& document, c
 
 class JsonTokenizer : public Tokenizer {
  public:
-  std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const final;
+  std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const final {
+    return encode_part(part, begins, AddedTokens::Which::all);
+  }
+  std::vector<std::int32_t> encode_as_text(std::string_view part, bool begins) const final {
+    return encode_part(part, begins, AddedTokens::Which::not_special);
+  }
   std::string_view bytes_of(std::int32_t id) const final;
 
  protected:
@@ -97,6 +102,8 @@ class JsonTokenizer : public Tokenizer {
   struct Merge {
     std::int32_t rank, id;
   };
+
+  std::vector<std::int32_t> encode_part(std::string_view part, bool begins, AddedTokens::Which found) const;
 
   // Returns the key in merges_ of two neighbouring tokens.
   static std::uint64_t pair_of(std::int32_t left, std::int32_t right) {

@@ -28,6 +28,11 @@ class Tokenizer {
   // part.
   virtual std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const = 0;
 
+  // Returns the same as encode_part, but finds no special token such as "<|im_end|>" in the text.
+  virtual std::vector<std::int32_t> encode_as_text(std::string_view part, bool begins) const {
+    return encode_part(part, begins);
+  }
+
   // Returns the bytes of a token, often only a part of a character; empty for bos, eos and similar ids. Throws Error
   // for an id outside of [0, vocab_size()).
   virtual std::string_view bytes_of(std::int32_t id) const = 0;
