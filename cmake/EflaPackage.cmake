@@ -10,7 +10,8 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME efla)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS libopenblas0-pthread)  # LibTorch takes any BLAS, also the slow reference
+# LibTorch takes any BLAS, also the slow reference. efla serve renders chat templates with jinja2.
+set(CPACK_DEBIAN_PROGRAM_PACKAGE_RECOMMENDS "libopenblas0-pthread, python3-jinja2")
 set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "The program, which trains, evaluates and serves language models with these mixers.")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libefla-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)

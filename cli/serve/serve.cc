@@ -29,14 +29,16 @@
 #include "efla/engine/engine.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/model_size.h"
+#include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
+#include "efla/serve/chat/jinja_template.h"
 #include "efla/serve/page/page.h"
 
 namespace efla::cli {
 namespace {
 
 struct ServeArguments {
-  std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions, device = "auto";
+  std::string model, tokenizer, name, chat_template, api_keys, state_keys, sessions, device = "auto";
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;
@@ -56,13 +58,34 @@ bool is_public(const serve::HttpOptions& http) {
   return http.unix_socket.empty() && http.host != "localhost" && http.host != "::1" && !http.host.starts_with("127.");
 }
 
+// Returns the chat template that --chat-template names: by default the one in the model's folder, if there is one.
+std::shared_ptr<const serve::ChatTemplate> choose_chat_template(const std::string& name, const std::string& model,
+                                                                const data::Tokenizer& tokenizer) {
+  constexpr const char *kPlain = "plain", *kMissing = "python3 with jinja2 (Debian's package python3-jinja2)";
+  std::vector<std::string> special;
+  for (const auto& [id, text] : tokenizer.special_texts()) special.push_back(text);
+  const auto folder = nn::language_model_folder(model);
+  std::optional<serve::JinjaSource> source;
+  if (name.ends_with(".jinja")) {
+    source = serve::read_jinja_template(name, folder);
+  } else if (name.empty()) {
+    source = serve::find_jinja_template(folder);
+  }
+  if (!source) return serve::load_chat_template(name.empty() ? kPlain : name, special);
+  if (auto made = serve::make_jinja_template(*source, special)) return made;
+  if (!name.empty()) throw Error("serve", "--chat-template", name + " without " + kMissing, "an installed jinja2");
+  print_or_drop(stderr,
+                fmt::format("efla: serve: chats have the template {}, because the model's own one ({}) needs {}\n",
+                            kPlain, source->file, kMissing));
+  return serve::load_chat_template(kPlain, special);
+}
+
 void run(ServeArguments arguments) {
   auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, device, timeout, grace, deadline,
          http, api, engine] = arguments;
   http.timeout = milliseconds(timeout);
   http.catch_signals = true;  // before the address is printed, because its reader may stop the server at once
   api.deadline = milliseconds(deadline);
-  api.chat = serve::load_chat_template(chat_template);
   const serve::Keys keys(api_keys.empty() ? std::vector<std::string>()
                                           : serve::read_client_keys(api_keys, "--api-keys"));
   if (!state_keys.empty()) api.state_keys = serve::StateKeys(serve::read_keys(state_keys, "--state-keys"));
@@ -74,6 +97,7 @@ void run(ServeArguments arguments) {
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
+  api.chat = choose_chat_template(chat_template, model, *tokenizer);
   engine.on_gpu = choose_model_device("serve", device, model).is_cuda();
   if (engine.on_gpu && nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
     throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
@@ -185,8 +209,9 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   command.add_option("--name", arguments.name, "Name of the model for clients (default: its folder's)");
   command
       .add_option("--chat-template", arguments.chat_template,
-                  "plain, chatml, or a TOML file with a text per role (docs/serving.md)")
-      ->capture_default_str();
+                  "plain, chatml, a Jinja template (*.jinja), or a TOML file with a text per role\n"
+                  "(docs/chat.md; default: the template in the model's folder, otherwise plain)")
+      ->type_name("NAME");
   command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
   add_device_option(command, arguments.device);
   add_weights_option(command, engine.weights);

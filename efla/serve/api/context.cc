@@ -53,28 +53,22 @@ std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from
   return bos && from.empty() && context.info.tokenizer->bos() >= 0 ? 1 : 0;
 }
 
-std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
-                                        const std::string& from, const std::string& field, HttpExchange& exchange) {
+namespace {
+
+// Counts the memory of ids.
+void hold_ids(HttpExchange& exchange, std::size_t ids) {
   // Bytes per id: the id itself, and its part of the names of the prompt's beginnings for the prefix cache.
   constexpr std::size_t kIdBytes = 6;
-  const auto hold = [&](std::size_t ids) { exchange.hold(static_cast<std::ptrdiff_t>(kIdBytes * ids)); };
-  const auto& tokenizer = *context.info.tokenizer;
-  std::vector<std::int32_t> ids;
-  if (const auto* text = std::get_if<std::string>(&prompt)) {
-    ids.assign(bos_ids(context, bos, from), tokenizer.bos());
-    encode_in_pieces(tokenizer, *text, [&](const std::vector<std::int32_t>& encoded) {
-      hold(encoded.size());
-      ids.insert(ids.end(), encoded.begin(), encoded.end());
-    });
-  } else {
-    hold(std::get<std::vector<std::int32_t>>(prompt).size());
-    ids = std::get<std::vector<std::int32_t>>(prompt);
-    require_ids(tokenizer, ids, field);  // because replies with logprobs name every token
-  }
+  exchange.hold(static_cast<std::ptrdiff_t>(kIdBytes * ids));
+}
+
+// Throws ApiError about `field` for a text without ids, and for more ids than the server takes.
+void require_length(const ApiContext& context, const std::vector<std::int32_t>& ids, const std::string& from,
+                    const std::string& field) {
   if (ids.empty() && from.empty())
     throw ApiError(400, field + ": got an empty text, expected at least one token", field);
   const auto most = context.options.max_prompt_tokens;
-  if (most == 0) return ids;
+  if (most == 0) return;
   // A state that a client sent may have many pending tokens, which the request prefills too.
   const auto unread = from.empty() ? 0 : std::max<std::int64_t>(0, context.engine.session(from).pending - 1);
   if (const auto tokens = static_cast<std::int64_t>(ids.size()) + unread; tokens > most) {
@@ -82,6 +76,39 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
         400, field + ": got " + std::to_string(tokens) + " tokens to read, expected at most " + std::to_string(most),
         field, "context_length_exceeded");
   }
+}
+
+}  // namespace
+
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
+                                        const std::string& from, const std::string& field, HttpExchange& exchange) {
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    return encode_chat(context, {text, 1}, bos, from, field, exchange);
+  }
+  hold_ids(exchange, std::get<std::vector<std::int32_t>>(prompt).size());
+  auto ids = std::get<std::vector<std::int32_t>>(prompt);
+  require_ids(*context.info.tokenizer, ids, field);  // because replies with logprobs name every token
+  require_length(context, ids, from, field);
+  return ids;
+}
+
+std::vector<std::int32_t> encode_chat(const ApiContext& context, std::span<const std::string> text, bool bos,
+                                      const std::string& from, const std::string& field, HttpExchange& exchange) {
+  const auto& tokenizer = *context.info.tokenizer;
+  std::vector<std::int32_t> ids(bos_ids(context, bos, from), tokenizer.bos());
+  const auto add = [&](const std::vector<std::int32_t>& encoded) {
+    hold_ids(exchange, encoded.size());
+    ids.insert(ids.end(), encoded.begin(), encoded.end());
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const bool begins = i == 0;
+    if (i % 2 == 1) {
+      add(tokenizer.encode_as_text(text[i], begins));
+    } else if (begins || !text[i].empty()) {
+      encode_in_pieces(tokenizer, text[i], add, begins);
+    }
+  }
+  require_length(context, ids, from, field);
   return ids;
 }
 

@@ -8,23 +8,27 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "efla/engine/engine.h"
-#include "efla/serve/api/chat_template.h"
+#include "efla/io/json_text.h"
 #include "efla/serve/api/fields.h"
-#include "efla/serve/api/json_text.h"
 #include "efla/serve/api/requests.h"
 #include "efla/serve/api/state_keys.h"
+#include "efla/serve/chat/chat_template.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
 
+using io::JsonText;
+
 struct ApiOptions {
   std::string model;  // the name that clients use
-  ChatTemplate chat;
+  std::shared_ptr<const ChatTemplate> chat;
   bool bos = false;                       // texts begin with the bos token unless the request says otherwise
   std::int64_t max_tokens = 4096;         // of a reply
   std::int64_t max_prompt_tokens = 0;     // 0: no limit
@@ -67,24 +71,34 @@ struct Call {
   std::shared_ptr<HttpExchange> exchange;
 };
 
-// Parses a call's body as JSON, frees the body, and returns parse(JSON). The exchange holds the memory of the JSON.
+// Parses a call's body as JSON, frees the body, and returns parse(JSON), or before the body is freed parse(JSON, body).
+// The exchange holds the memory of the JSON.
 template <class Parse>
 auto read_body(Call& call, const Parse& parse) {
   auto& exchange = *call.exchange;
   const auto document = parse_body(call.request.body, [&](std::ptrdiff_t bytes) { exchange.hold(bytes); });
   const auto body = std::ssize(call.request.body);
-  std::string().swap(call.request.body);
-  exchange.hold(-body);
-  const HeldBytes request(exchange, document.bytes());  // the request takes at most as much as its JSON
-  return parse(document);
+  const auto free_body = [&] {
+    std::string().swap(call.request.body);
+    exchange.hold(-body);
+  };
+  if constexpr (std::is_invocable_v<Parse, const nlohmann::json&>) {
+    free_body();
+    const HeldBytes request(exchange, document.bytes());  // the request takes at most as much as its JSON
+    return parse(document);
+  } else {
+    const HeldBytes request(exchange, document.bytes());
+    auto parsed = parse(document, call.request.body);
+    free_body();
+    return parsed;
+  }
 }
 
 // Encodes a text in pieces and calls f with the ids of each piece, in order. All ids together are the ids of the text.
-// Between the pieces a request can notice that its client has left.
+// Between the pieces a request can notice that its client has left. begins: no other text comes before it.
 template <class F>
-void encode_in_pieces(const data::Tokenizer& tokenizer, std::string_view text, const F& f) {
+void encode_in_pieces(const data::Tokenizer& tokenizer, std::string_view text, const F& f, bool begins = true) {
   constexpr std::size_t kPiece = 1 << 20;
-  bool begins = true;
   while (text.size() > kPiece) {
     std::size_t cut = 0;
     for (std::size_t size = kPiece; cut == 0 && size < text.size(); size *= 2) {
@@ -116,6 +130,11 @@ std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from
 // continues; empty: the prompt begins a text, with a bos token if `bos`. The exchange holds the memory of the ids.
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
                                         const std::string& from, const std::string& field, HttpExchange& exchange);
+
+// Returns the ids of a text in the pieces of ChatText: finds special tokens in the template's text alone. Otherwise as
+// above.
+std::vector<std::int32_t> encode_chat(const ApiContext& context, std::span<const std::string> text, bool bos,
+                                      const std::string& from, const std::string& field, HttpExchange& exchange);
 
 // Stores a state that a client sent in the field "state", under the engine's name of a session. Throws ApiError about
 // the field.

@@ -63,8 +63,7 @@ const std::vector<Default>& defaults() {
       {kRequest, "stream_options", values(R"([{}, {"include_obfuscation": false}])")},
       {kStream, "include_obfuscation", values("[false]")},
       {kStream, "continuous_usage_stats", values("[false]")},
-      // The name of a sender, and what describes a reply.
-      {kMessage, "name", nullptr},
+      // What describes a reply.
       {kMessage, "refusal", nullptr},
       {kMessage, "annotations", nullptr},
       {kPart, "annotations", nullptr},

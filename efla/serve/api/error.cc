@@ -5,8 +5,8 @@
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
 #include "efla/engine/engine.h"
+#include "efla/io/json_text.h"
 #include "efla/serve/api/context.h"
-#include "efla/serve/api/json_text.h"
 
 namespace efla::serve {
 namespace {

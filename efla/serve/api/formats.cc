@@ -169,8 +169,9 @@ std::string extra_event(const ReplyHead& head, const JsonText& fields) {
 ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
     : head_(std::move(head)), item_id_("msg_" + head_.id.substr(head_.id.find('_') + 1)) {
   const auto or_null = [](const std::string& text) { return text.empty() ? JsonText() : JsonText(text); };
-  const bool instructed = !request.chat.empty() && request.chat.front().role == "system";
-  options_ = {{"instructions", instructed ? JsonText(request.chat.front().content) : JsonText()},
+  const auto& messages = request.chat.messages;
+  const bool instructed = !messages.empty() && messages.front().role == "system";
+  options_ = {{"instructions", instructed ? JsonText(messages.front().content) : JsonText()},
               {"max_output_tokens", request.max_tokens ? JsonText(*request.max_tokens) : JsonText()},
               {"model", head_.model},
               {"parallel_tool_calls", false},

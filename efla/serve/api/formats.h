@@ -9,10 +9,12 @@
 
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/engine/engine.h"
-#include "efla/serve/api/json_text.h"
+#include "efla/io/json_text.h"
 #include "efla/serve/api/requests.h"
 
 namespace efla::serve {
+
+using io::JsonText;
 
 // Returns a token as text: a special token as its text, a part of a character as its bytes, as in "bytes:\xe2\x80".
 std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer);

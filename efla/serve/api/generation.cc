@@ -21,6 +21,18 @@ bool is_response(const engine::Engine& engine, const std::string& name) {
   }
 }
 
+// Throws TemplateError for what a chat template does not show the model.
+void require_variables(const Chat& chat, const ChatTemplate& chat_template) {
+  const auto source = chat_template.source(!chat.tools.empty());
+  const auto refuse = [](const std::string& field) {
+    throw TemplateError(400, field + ": got some, but the chat template of this server does not show them to the model",
+                        field);
+  };
+  if (!chat.tools.empty()) refuse("tools");
+  if (!chat.documents.empty() && source.find("documents") == std::string_view::npos) refuse("documents");
+  if (!chat.variables.empty() && source.empty()) refuse("chat_template_kwargs");
+}
+
 }  // namespace
 
 void Generation::start() {
@@ -107,6 +119,29 @@ void Generation::prepare_states() {
   if (request_.return_state) save_as_ = temporary();
 }
 
+// Renders a chat, whose field in the request is `field`, and makes it the prompt.
+void Generation::prepare_chat(const std::string& field) {
+  const auto& chat_template = *context_.options.chat;
+  const bool bos = !chat_template.writes_bos() && request_.bos.value_or(context_.options.bos);
+  const auto encode = [&](const ChatText& text) { return encode_chat(context_, text, bos, from_, field, *exchange_); };
+  try {
+    require_variables(request_.chat, chat_template);
+    if (from_.empty()) {
+      const auto rendered = chat_template.render(request_.chat);
+      prompts_.push_back(encode(rendered.text));
+      for (const auto& beginning : rendered.beginnings) {
+        if (beginning != ChatText{""}) cache_after_.push_back(std::ssize(encode(beginning)));
+      }
+    } else {
+      prompts_.push_back(encode(chat_template.continuation(request_.chat)));
+    }
+  } catch (const TemplateError& error) {
+    throw ApiError(error.status, error.message, error.status == 400 && error.field.empty() ? field : error.field);
+  }
+  const auto stop = chat_template.stop();
+  request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
+}
+
 void Generation::prepare_prompts() {
   const bool bos = request_.bos.value_or(context_.options.bos);
   const char* field = request_.shape == Shape::completion ? "prompt"
@@ -118,14 +153,7 @@ void Generation::prepare_prompts() {
   if (request_.shape == Shape::completion) {
     cache_after_ = {request_.cache_tokens};
   } else {
-    const auto& chat = context_.options.chat;
-    request_.prompts = {chat.render(request_.chat)};
-    request_.stop.insert(request_.stop.end(), chat.stop.begin(), chat.stop.end());
-    for (std::size_t i = 0; from_.empty() && i < request_.chat.size(); ++i) {  // the cache has beginnings only
-      if (!request_.chat[i].cached) continue;
-      const auto beginning = chat.render_messages(std::span(request_.chat).first(i + 1));
-      if (!beginning.empty()) cache_after_.push_back(static_cast<std::int64_t>(encode(beginning).size()));
-    }
+    prepare_chat(field);
   }
   for (auto& prompt : request_.prompts) {
     prompts_.push_back(encode(prompt));
@@ -135,7 +163,7 @@ void Generation::prepare_prompts() {
     }
   }
   request_.prompts.clear();  // frees memory, because a request may wait for long
-  request_.chat.clear();
+  request_.chat = {};
   if (const auto most = context_.info.max_queue; std::cmp_greater(replies(), most)) {
     throw ApiError(400,
                    "n: got " + std::to_string(replies()) + " replies in all, expected at most the " +
@@ -158,7 +186,7 @@ void Generation::submit_all() {
     made.sampling = request_.sampling;
     made.stop = request_.stop;
     made.stop_token_ids = request_.stop_token_ids;
-    if (request_.shape != Shape::completion) made.end_turn = context_.options.chat.after_reply();
+    if (request_.shape != Shape::completion) made.end_turn = context_.options.chat->end_turn();
     made.logprobs = request_.logprobs;
     made.echo = request_.echo && request_.logprobs >= 0;
     made.client = client_;

@@ -54,6 +54,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepare();
   void prepare_states();
   void prepare_prompts();
+  void prepare_chat(const std::string& field);
   void submit_all();
   void submit(engine::Request request, std::size_t prompt);
   void release();

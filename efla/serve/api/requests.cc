@@ -6,15 +6,15 @@
 #include "efla/serve/api/defaults.h"
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/fields.h"
+#include "efla/serve/api/request_fields.h"
 
 namespace efla::serve {
 namespace {
 
 using io::Fields;
 
-constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostReplies = 128;  // n
-constexpr std::size_t kMostPrompts = 2048, kMostStops = 16, kMostCached = 4;
+constexpr std::size_t kMostPrompts = 2048, kMostStops = 16;
 
 std::int32_t token_id(const nlohmann::json& value, const Fields& fields, const std::string& name) {
   if (const auto id = io::whole_number(value); id && *id >= 0 && *id <= INT32_MAX) {
@@ -84,6 +84,8 @@ void read_logit_bias(const Fields& fields, engine::RequestSampling& sampling) {
   }
 }
 
+}  // namespace
+
 void read_session_name(const Fields& fields, const char* name, std::string& into) {
   if (const auto text = fields.find<std::string>(name)) {
     check_session_name(*text, name);
@@ -91,7 +93,6 @@ void read_session_name(const Fields& fields, const char* name, std::string& into
   }
 }
 
-// Reads the fields that all three endpoints share.
 void read_common(const Fields& fields, GenerationRequest& request) {
   request.model = fields.find<std::string>("model").value_or("");
   auto& sampling = request.sampling;
@@ -120,7 +121,6 @@ void read_stream_options(const Fields& fields, GenerationRequest& request) {
   if (request.include_usage && !request.stream) fields.refuse("stream_options", "only with \"stream\": true");
 }
 
-// Reads the fields about sessions and about states in requests.
 void read_state(const Fields& fields, GenerationRequest& request) {
   read_session_name(fields, "session", request.session);
   read_session_name(fields, "save_as", request.save_as);
@@ -143,74 +143,12 @@ void read_n(const Fields& fields, GenerationRequest& request) {
   if (drawn && *drawn != request.n) fields.refuse("best_of", "the value of n, because every reply is returned");
 }
 
-// Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
 void require_one_reply(const GenerationRequest& request) {
   const bool keeps = !request.save_as.empty() || request.return_state;
   if (!keeps || (request.n == 1 && request.prompts.size() <= 1)) return;
   const char* field = request.n > 1 ? "n" : "prompt";
   throw ApiError(400, std::string(field) + ": got several replies with save_as or return_state, expected one", field);
 }
-
-// Reads the mark of Anthropic's API on a part of a message: {"type": "ephemeral"}.
-bool read_cache_control(const Fields& fields) {
-  if (fields.find("cache_control") == nullptr) return false;
-  const auto control = fields.object("cache_control");
-  if (control.find<std::string>("type") != "ephemeral") control.refuse("type", "\"ephemeral\"");
-  refuse_others(control);
-  return true;
-}
-
-// Returns a message's content, without its role.
-ChatMessage content_of(const Fields& message, const std::vector<std::string>& types) {
-  const auto* content = message.find("content");
-  if (content == nullptr) message.refuse("content", "a text");
-  if (content->is_string()) return {"", content->get<std::string>()};
-  if (!content->is_array()) message.refuse("content", "a text or a list of texts");
-  ChatMessage read;
-  for (std::size_t i = 0; i < content->size(); ++i) {
-    const auto part = message.within("content[" + std::to_string(i) + "]", (*content)[i]);
-    const auto type = part.find<std::string>("type").value_or("");
-    if (std::find(types.begin(), types.end(), type) == types.end()) part.refuse("type", "\"" + types.front() + "\"");
-    read.content += part.find<std::string>("text").value_or("");
-    read.cached = read_cache_control(part) || read.cached;
-    accept_defaults(part, Place::content_part);
-    refuse_others(part);
-  }
-  return read;
-}
-
-std::vector<ChatMessage> messages(const Fields& fields, const std::string& name,
-                                  const std::vector<std::string>& types) {
-  const auto* list = fields.find(name);
-  if (list == nullptr || !list->is_array()) fields.refuse(name, "a list of messages");
-  if (list->empty()) fields.refuse(name, "at least one message");
-  std::vector<ChatMessage> chat;
-  for (std::size_t i = 0; i < list->size(); ++i) {  // one Fields at a time, because each takes memory
-    const auto message = fields.within(name + "[" + std::to_string(i) + "]", (*list)[i]);
-    auto role = message.find<std::string>("role").value_or("");
-    if (role == "developer") role = "system";
-    const auto field = name + "[" + std::to_string(chat.size()) + "].role";
-    chat.push_back(content_of(message, types));
-    chat.back().role = role;
-    chat.back().field = field;
-    for (const char* ignored : {"type", "id", "status"}) {
-      message.find<std::string>(ignored);  // of a reply that the client sends back
-    }
-    accept_defaults(message, Place::message);
-    refuse_others(message);
-  }
-  const auto cached =
-      std::count_if(chat.begin(), chat.end(), [](const ChatMessage& message) { return message.cached; });
-  if (std::cmp_greater(cached, kMostCached)) {
-    throw ApiError(400,
-                   name + ": got " + std::to_string(cached) + " messages with cache_control, expected at most " +
-                       std::to_string(kMostCached),
-                   name);
-  }
-  return chat;
-}
-
-}  // namespace
 
 void check_session_name(const std::string& name, const std::string& field) {
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); };
@@ -245,55 +183,6 @@ GenerationRequest parse_completion(const nlohmann::json& body) {
     request.prompts.emplace_back(std::vector<std::int32_t>());
   }
   require_one_reply(request);
-  return request;
-}
-
-GenerationRequest parse_chat(const nlohmann::json& body) {
-  const auto fields = fields_of(body);
-  GenerationRequest request;
-  request.shape = Shape::chat;
-  request.chat = messages(fields, "messages", {"text"});
-  read_common(fields, request);
-  read_stream_options(fields, request);
-  read_state(fields, request);
-  read_n(fields, request);
-  request.max_tokens = fields.find<std::int64_t>("max_tokens", 0, kMost);
-  if (const auto most = fields.find<std::int64_t>("max_completion_tokens", 0, kMost)) {
-    request.max_tokens = most;
-    request.max_tokens_field = "max_completion_tokens";
-  }
-  const bool scored = fields.find<bool>("logprobs").value_or(false);
-  const auto top = fields.find<std::int64_t>("top_logprobs", 0, engine::kMaxLogprobs);
-  if (top.value_or(0) > 0 && !scored) fields.refuse("top_logprobs", "only with \"logprobs\": true");
-  if (scored) request.logprobs = top.value_or(0);
-  accept_defaults(fields, Place::generation);
-  refuse_others(fields);
-  require_one_reply(request);
-  return request;
-}
-
-GenerationRequest parse_response(const nlohmann::json& body) {
-  const auto fields = fields_of(body);
-  GenerationRequest request;
-  request.shape = Shape::response;
-  read_common(fields, request);
-  request.max_tokens_field = "max_output_tokens";
-  request.max_tokens = fields.find<std::int64_t>(request.max_tokens_field, 0, kMost);
-  read_session_name(fields, "previous_response_id", request.previous_response);
-  request.store = request.disposable = fields.find<bool>("store").value_or(true);
-  if (const auto instructions = fields.find<std::string>("instructions"))
-    request.chat.push_back({.role = "system", .content = *instructions, .field = "instructions"});
-  const auto* input = fields.find("input");
-  if (input == nullptr) fields.refuse("input", "a text or a list of messages");
-  if (input->is_string()) {
-    request.chat.push_back({.role = "user", .content = input->get<std::string>(), .field = "input"});
-  } else {
-    for (auto& message : messages(fields, "input", {"input_text", "output_text"})) {
-      request.chat.push_back(std::move(message));
-    }
-  }
-  accept_defaults(fields, Place::generation);
-  refuse_others(fields);
   return request;
 }
 

@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "efla/engine/engine.h"
-#include "efla/serve/api/chat_template.h"
+#include "efla/serve/chat/message.h"
+#include "efla/serve/chat/tool.h"
 
 namespace efla::serve {
 
@@ -21,11 +22,13 @@ enum class Shape { completion, chat, response };
 
 struct GenerationRequest {
   Shape shape = Shape::completion;
-  std::string model;              // empty: not said
-  std::vector<Prompt> prompts;    // of a completion
-  std::vector<ChatMessage> chat;  // otherwise
-  bool one_prompt = true;         // the prompt was not a list of prompts
-  std::int64_t n = 1;             // replies per prompt
+  std::string model;             // empty: not said
+  std::vector<Prompt> prompts;   // of a completion
+  Chat chat = {};                // otherwise
+  std::vector<Tool> tools = {};  // that the reply may call
+  bool one_call = false;         // the reply may call one tool at most
+  bool one_prompt = true;        // the prompt was not a list of prompts
+  std::int64_t n = 1;            // replies per prompt
   std::optional<std::int64_t> max_tokens;
   const char* max_tokens_field = "max_tokens";  // the field that gave max_tokens
   engine::RequestSampling sampling;
@@ -44,10 +47,11 @@ struct GenerationRequest {
   bool store = false;             // under the response's id
 };
 
-// Parse the bodies of the three endpoints. Throw ApiError with status 400.
+// Parse the bodies of the three endpoints. Throw ApiError with status 400. text: what the body was parsed from, because
+// chat templates show the members of objects in the client's order.
 GenerationRequest parse_completion(const nlohmann::json& body);
-GenerationRequest parse_chat(const nlohmann::json& body);
-GenerationRequest parse_response(const nlohmann::json& body);
+GenerationRequest parse_chat(const nlohmann::json& body, std::string_view text);
+GenerationRequest parse_response(const nlohmann::json& body, std::string_view text);
 
 struct TokenizeRequest {
   std::string text;

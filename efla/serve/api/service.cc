@@ -51,6 +51,18 @@ bool matches(std::string_view pattern, const std::vector<std::string>& parts, st
   return pattern.empty();
 }
 
+// Returns the bytes of a chat, and of the text that its template makes of them.
+std::size_t bytes_of(const Chat& chat) {
+  constexpr std::size_t kTexts = 2;
+  std::size_t bytes = 0, texts = chat.tools.size() + chat.documents.size() + chat.variables.size();
+  for (const auto& message : chat.messages) {
+    bytes += sizeof(message) + message.tool_calls.size() * sizeof(ToolCall);
+    texts += message.content.size() + message.reasoning.size() + message.name.size() + message.tool_call_id.size();
+    for (const auto& call : message.tool_calls) texts += call.id.size() + call.name.size() + call.arguments.size();
+  }
+  return bytes + kTexts * texts;
+}
+
 // Returns the bytes of a request: its texts and ids, and what each of its replies needs in order to find the stop
 // strings and to change the logits.
 std::size_t bytes_of(const GenerationRequest& request) {
@@ -61,7 +73,7 @@ std::size_t bytes_of(const GenerationRequest& request) {
     const auto* text = std::get_if<std::string>(&prompt);
     bytes += text != nullptr ? text->size() : sizeof(std::int32_t) * std::get<1>(prompt).size();
   }
-  for (const auto& message : request.chat) bytes += sizeof(message) + message.content.size();
+  bytes += bytes_of(request.chat);
   for (const auto& text : request.stop) bytes += (kStopCopies + kStopTable * replies) * text.size();
   return bytes + kBiasNode * (1 + replies) * request.sampling.logit_bias.size();
 }
@@ -338,13 +350,14 @@ void Service::Implementation::detokenize(Call& call) {
 void Service::Implementation::tokenizer_info(Call& call) {
   const auto& tokenizer = *context_.info.tokenizer;
   const auto text_of = [&](std::int32_t id) { return id >= 0 ? JsonText(token_text(id, tokenizer)) : JsonText(); };
+  const auto chat_template = context_.options.chat->source(/*tools=*/false);
   call.exchange->reply(json_reply({{"name", tokenizer.info().name},
                                    {"vocab_size", tokenizer.vocab_size()},
                                    {"bos_token", text_of(tokenizer.bos())},
                                    {"eos_token", text_of(tokenizer.eos())},
                                    {"bos_token_id", tokenizer.bos() >= 0 ? JsonText(tokenizer.bos()) : JsonText()},
                                    {"eos_token_id", tokenizer.eos() >= 0 ? JsonText(tokenizer.eos()) : JsonText()},
-                                   {"chat_template", nullptr}}));
+                                   {"chat_template", chat_template.empty() ? JsonText() : JsonText(chat_template)}}));
 }
 
 Service::Service(engine::Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)

@@ -1,11 +1,11 @@
-#include "efla/serve/api/json_text.h"
+#include "efla/io/json_text.h"
 
 #include <algorithm>
 #include <charconv>
 
 #include "efla/base/utf8.h"
 
-namespace efla::serve {
+namespace efla::io {
 namespace {
 
 constexpr std::string_view kHex = "0123456789abcdef";
@@ -78,4 +78,4 @@ std::string JsonText::number(double value) {
   return text;
 }
 
-}  // namespace efla::serve
+}  // namespace efla::io

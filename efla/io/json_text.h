@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-namespace efla::serve {
+namespace efla::io {
 
 // A value of JSON as text. Lists and objects are written from the first element or member to the last one.
 class JsonText {
@@ -29,6 +29,8 @@ class JsonText {
 
   static JsonText array() { return JsonText(Brackets(), "[]"); }
   static JsonText object() { return JsonText(Brackets(), "{}"); }
+  // A value whose JSON is known. The text must be JSON.
+  static JsonText json(std::string text) { return JsonText(Brackets(), std::move(text)); }
 
   // Appends an element to a list.
   void push_back(const JsonText& value);
@@ -44,7 +46,7 @@ class JsonText {
 
  private:
   struct Brackets {};
-  JsonText(Brackets, const char* text) : text_(text) {}
+  JsonText(Brackets, std::string text) : text_(std::move(text)) {}
 
   static std::string number(double value);
   void append(std::string_view name, std::string_view value);
@@ -52,4 +54,4 @@ class JsonText {
   std::string text_;
 };
 
-}  // namespace efla::serve
+}  // namespace efla::io

@@ -1,5 +1,5 @@
 // JSON that replies are written in.
-#include "efla/serve/api/json_text.h"
+#include "efla/io/json_text.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "tests/support/no_memory.h"
 
-namespace efla::serve {
+namespace efla::io {
 namespace {
 
 TEST(JsonText, WritesWhatAReaderOfJsonReads) {
@@ -50,4 +50,4 @@ TEST(JsonText, EndsWithoutMemory) {
 }
 
 }  // namespace
-}  // namespace efla::serve
+}  // namespace efla::io

@@ -1,0 +1,80 @@
+// A process that renders chat templates with Python's jinja2, apart from the server (template_worker.py).
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace efla::serve {
+
+struct WorkerLimits {
+  std::chrono::milliseconds time{1'000};        // of a processor, to render one request
+  std::chrono::milliseconds wall_time{20'000};  // for the reply to a request, and for the start
+  std::size_t memory = std::size_t{1} << 30;    // bytes of addresses
+};
+
+// A process, and the socket to it. The process ends with its object, and with the server's own process, because it
+// reads from the socket or is bounded in time. It inherits no other descriptor.
+class TemplateWorker {
+ public:
+  // Starts a process and waits for its reply to `setup`, which reply() returns. Throws TemplateError with status 500.
+  TemplateWorker(std::string_view setup, const WorkerLimits& limits);
+  ~TemplateWorker();
+  TemplateWorker(const TemplateWorker&) = delete;
+  TemplateWorker& operator=(const TemplateWorker&) = delete;
+
+  const std::string& reply() const { return reply_; }
+
+  // Sends a request, and returns the reply. Throws TemplateError where the process ends or takes too long; then it is
+  // not to be used again.
+  std::string ask(std::string_view request);
+
+ private:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // Return whether the socket takes a text, or gives `into.size()` bytes, before the deadline.
+  bool send_all(std::string_view text, Deadline deadline) const;
+  bool receive_all(std::span<char> into, Deadline deadline) const;
+  // Ends the process and throws TemplateError that says why there is no reply.
+  [[noreturn]] void fail(bool late);
+  // Returns whether the process has not ended.
+  bool runs();
+  void end();
+
+  WorkerLimits limits_;
+  pid_t process_ = -1;
+  int socket_ = -1;
+  int status_ = 0;  // of the process that has ended
+  std::string reply_;
+};
+
+// Processes that several threads share: each request takes an idle one, or starts one.
+class TemplateWorkers {
+ public:
+  TemplateWorkers(std::string setup, const WorkerLimits& limits) : setup_(std::move(setup)), limits_(limits) {}
+
+  // Returns the first process's reply to `setup`. Throws TemplateError.
+  std::string start();
+  // Returns the reply to a request. Throws TemplateError.
+  std::string ask(std::string_view request);
+
+ private:
+  std::unique_ptr<TemplateWorker> take_idle();
+
+  const std::string setup_;
+  const WorkerLimits limits_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<TemplateWorker>> idle_;
+};
+
+// Returns the program of the process, in Python.
+std::string_view template_worker_program();
+
+}  // namespace efla::serve
