@@ -68,10 +68,16 @@ ScoredModel load_scored_model(const EvalLmArguments& arguments, ThreadPool& pool
   const auto weights = nn::parse_weight_type(arguments.weights);
   const auto device = choose_model_device(kEvalLm, arguments.device, arguments.model);
   if (nn::is_family_folder(arguments.model)) {
-    auto model = std::make_shared<nn::FamilyModel>(arguments.model, weights);
-    const auto parameters = model->parameters();
-    return {make_scorer(engine::make_family_model(std::move(model), weights), arguments.options.text.max_length, pool),
-            parameters};
+    const auto scored = [&](const auto& model, std::unique_ptr<engine::EngineModel> made) {
+      return ScoredModel{make_scorer(std::move(made), arguments.options.text.max_length, pool), model->parameters()};
+    };
+    if (device.is_cuda()) {
+      const auto vocab = nn::load_family_config(arguments.model).vocab_size;
+      const auto model = std::make_shared<nn::GpuFamilyModel>(arguments.model, weights, vocab, device);
+      return scored(model, engine::make_family_model(model));
+    }
+    const auto model = std::make_shared<nn::FamilyModel>(arguments.model, weights);
+    return scored(model, engine::make_family_model(model, weights));
   }
   auto model = nn::load_language_model(arguments.model, device);
   if (weights != nn::WeightType::float32) nn::round_weights(*model, weights);

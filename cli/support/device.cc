@@ -44,9 +44,14 @@ torch::Device choose_device(const std::string& command, const std::string& devic
 
 torch::Device choose_model_device(const std::string& command, const std::string& device,
                                   const std::filesystem::path& model) {
-  if (!nn::is_family_folder(model)) return choose_device(command, device);
-  if (device == "cuda") throw Error(command, "--device", "cuda", "cpu or auto for a hybrid model from Hugging Face");
-  return torch::kCPU;
+  constexpr int kHopper = 9;  // of the compute capability, for the kernels of decode steps
+  const auto gpus = find_gpus().found;
+  if (!nn::is_family_folder(model) || device == "cpu" || gpus.empty() || gpus.front().major == kHopper) {
+    return choose_device(command, device);
+  }
+  if (device == "auto") return torch::kCPU;
+  throw Error(command, "--device", "cuda, a " + gpus.front().name,
+              "cpu, or a Hopper GPU for a hybrid model from Hugging Face");
 }
 
 }  // namespace efla::cli

@@ -17,8 +17,8 @@ void add_device_option(CLI::App& command, std::string& device);
 // of this index. Throws Error that names `command` where cuda is asked for and cannot be used.
 torch::Device choose_device(const std::string& command, const std::string& device, int local_rank = 0);
 
-// Returns the device for the model of a folder: the CPU for a model of a family (nn/families), which no GPU takes.
-// Throws Error that names `command` where cuda is asked for such a model.
+// Returns the device for the model of a folder, as choose_device does. A model of a family (nn/families) needs a Hopper
+// GPU: with another one, auto is the CPU, and Error names `command` where cuda is asked for.
 torch::Device choose_model_device(const std::string& command, const std::string& device,
                                   const std::filesystem::path& model);
 

@@ -26,6 +26,7 @@
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/io/safetensors/safetensors_folder.h"
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gpu_family_model.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
@@ -114,27 +115,47 @@ torch::Tensor read_ids(const std::string& path) {
   return tensor;
 }
 
+// Returns the logits [1, T, vocabulary] of one sequence by a model of a family, on the CPU and on a GPU. Both have one
+// slot.
+torch::Tensor family_logits(nn::FamilyModel& model, const torch::Tensor& ids, ThreadPool& pool) {
+  const std::int64_t vocab = model.config().vocab_size, tokens = ids.numel();
+  const auto logits = torch::empty({1, tokens, vocab});
+  const auto* first = ids.data_ptr<std::int64_t>();
+  const nn::TextRun run{.tokens = tokens};
+  nn::RowBuffer buffer;
+  const auto hidden = buffer.rows(tokens, model.config().hidden_size);
+  model.clear(0);
+  model.advance(std::vector<std::int32_t>(first, first + tokens), std::span(&run, 1), hidden, pool);
+  model.logits(hidden, View<float, 2>::contiguous(logits.data_ptr<float>(), {tokens, vocab}), pool);
+  return logits;
+}
+torch::Tensor family_logits(nn::GpuFamilyModel& model, const torch::Tensor& ids, ThreadPool& /*pool*/) {
+  const nn::TextRun run{.tokens = ids.numel()};
+  model.clear(0);
+  const auto hidden = model.read(ids.to(model.device()), std::span(&run, 1));
+  return model.logits(hidden).to(torch::kCPU).unsqueeze(0);
+}
+
 // Returns the logits [B, T, vocabulary] of a model of a family, one sequence at a time.
-torch::Tensor family_logits(const std::string& folder, const torch::Tensor& ids) {
-  nn::FamilyModel model(folder, nn::WeightType::float32);
-  const std::int64_t vocab = model.config().vocab_size, tokens = ids.size(1);
+template <class Model>
+torch::Tensor family_logits(Model&& model, const torch::Tensor& ids) {
+  const std::int64_t vocab = model.config().vocab_size;
   if (ids.numel() > 0 && (ids.min().item<std::int64_t>() < 0 || ids.max().item<std::int64_t>() >= vocab)) {
     throw Error("logits", "--ids", "a token outside of the vocabulary", "0 to " + std::to_string(vocab - 1));
   }
-  const auto logits = torch::empty({ids.size(0), tokens, vocab});
+  const auto logits = torch::empty({ids.size(0), ids.size(1), vocab});
   ThreadPool pool(available_processors());
-  nn::RowBuffer buffer;
   model.make_slots(1);
-  for (std::int64_t b = 0; b < ids.size(0) && tokens > 0; ++b) {
-    const auto* first = ids[b].data_ptr<std::int64_t>();
-    const std::vector<std::int32_t> row(first, first + tokens);
-    const nn::TextRun run{.tokens = tokens};
-    const auto hidden = buffer.rows(tokens, model.config().hidden_size);
-    model.clear(0);
-    model.advance(row, std::span(&run, 1), hidden, pool);
-    model.logits(hidden, View<float, 2>::contiguous(logits[b].data_ptr<float>(), {tokens, vocab}), pool);
+  for (std::int64_t b = 0; b < ids.size(0) && ids.size(1) > 0; ++b) {
+    logits.narrow(0, b, 1).copy_(family_logits(model, ids[b], pool));
   }
   return logits;
+}
+
+torch::Tensor family_logits(const std::string& folder, const torch::Tensor& ids, torch::Device device) {
+  constexpr auto kWeights = nn::WeightType::float32;
+  if (device.is_cpu()) return family_logits(nn::FamilyModel(folder, kWeights), ids);
+  return family_logits(nn::GpuFamilyModel(folder, kWeights, nn::load_family_config(folder).vocab_size, device), ids);
 }
 
 // Returns the logits of efla's own model.
@@ -154,7 +175,7 @@ void run_logits(const Arguments& arguments) {
   const torch::Device device = choose_model_device("logits", arguments.device, arguments.model);
   const auto ids = read_ids(arguments.ids);
   report_ignored_checkpoints("logits", arguments.model);
-  const auto logits = nn::is_family_folder(arguments.model) ? family_logits(arguments.model, ids)
+  const auto logits = nn::is_family_folder(arguments.model) ? family_logits(arguments.model, ids, device)
                                                             : own_logits(arguments.model, ids.to(device), device);
   const auto entry = nn::named_tensor("logits", logits);
   io::write_safetensors(arguments.out, std::span(&entry, 1));

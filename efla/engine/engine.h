@@ -187,7 +187,8 @@ struct EngineOptions {
                                     // and a request that needs more room is refused
   bool keep_sessions = true;        // false: no session is saved or loaded as bytes, so that the start need not compute
                                     // EngineInfo::model_sha256
-  bool on_gpu = false;  // compute on the first GPU, which also holds the slots; each text then takes twice its state
+  bool on_gpu = false;  // compute on the first GPU, which also holds the slots; each text then takes twice its state,
+                        // except with a model of a family
   std::string weights = "float32";  // of the linear layers: float32, bfloat16 or, on a CPU, int8
   // Of keys and values, where the model has pages: float32, bfloat16, or auto for float32. A session can only be
   // continued with the type that it was stored with.

@@ -565,15 +565,21 @@ namespace {
 std::unique_ptr<Engine> start_family_engine(const std::filesystem::path& folder,
                                             std::shared_ptr<const data::Tokenizer> tokenizer,
                                             const EngineOptions& options) {
-  Require("engine")(!options.on_gpu, "device", "a GPU", "cpu for a model of a family of hybrids");
   const auto weights = nn::parse_weight_type(options.weights);
-  const auto kv_cache_type =
-      options.kv_cache_type == "auto" ? nn::KeyValueType::float32 : nn::parse_kv_cache_type(options.kv_cache_type);
-  auto model = std::make_shared<nn::FamilyModel>(folder, weights, kv_cache_type);
-  std::string sha256 = options.keep_sessions ? model->fingerprint() : "";
-  const auto parameters = model->parameters();
-  return std::make_unique<LocalEngine>(make_family_model(std::move(model), weights), std::move(sha256), parameters,
-                                       std::move(tokenizer), options);
+  std::optional<nn::KeyValueType> kv_cache_type;
+  if (options.kv_cache_type != "auto") kv_cache_type = nn::parse_kv_cache_type(options.kv_cache_type);
+  const auto start = [&](const auto& model, std::unique_ptr<EngineModel> made) {
+    return std::make_unique<LocalEngine>(std::move(made), options.keep_sessions ? model->fingerprint() : "",
+                                         model->parameters(), tokenizer, options);
+  };
+  if (options.on_gpu) {
+    const auto model = std::make_shared<nn::GpuFamilyModel>(folder, weights, tokenizer->vocab_size(), torch::kCUDA,
+                                                            kv_cache_type);
+    return start(model, make_family_model(model));
+  }
+  const auto model =
+      std::make_shared<nn::FamilyModel>(folder, weights, kv_cache_type.value_or(nn::KeyValueType::float32));
+  return start(model, make_family_model(model, weights));
 }
 
 }  // namespace

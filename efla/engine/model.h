@@ -12,6 +12,7 @@
 #include "efla/base/view.h"
 #include "efla/engine/batch_sampler.h"
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gpu_family_model.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
@@ -118,6 +119,10 @@ std::unique_ptr<EngineModel> make_torch_model(std::shared_ptr<const nn::Language
 
 // Computes with a model of a family, whose texts take pages. weights: with which the model was loaded.
 std::unique_ptr<EngineModel> make_family_model(std::shared_ptr<nn::FamilyModel> model, nn::WeightType weights);
+std::unique_ptr<EngineModel> make_family_model(std::shared_ptr<nn::GpuFamilyModel> model);
+
+// Returns what the engine reads of the configuration of a model of a family.
+nn::LanguageModelConfig engine_config(const nn::FamilyConfig& config);
 
 // Returns the SHA-256 of a model's configuration and weights.
 std::string fingerprint(const nn::LanguageModel& model);

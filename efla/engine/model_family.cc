@@ -9,14 +9,7 @@ namespace {
 class FamilyEngineModel final : public EngineModel {
  public:
   FamilyEngineModel(std::shared_ptr<nn::FamilyModel> model, nn::WeightType weights)
-      : model_(std::move(model)), weights_(weights) {
-    const nn::FamilyConfig& config = model_->config();
-    config_.vocab_size = config.vocab_size;
-    config_.hidden_size = config.hidden_size;
-    config_.num_hidden_layers = config.layers();
-    config_.bos_token_id = config.bos;
-    config_.eos_token_id = config.eos;
-  }
+      : model_(std::move(model)), weights_(weights), config_(engine_config(model_->config())) {}
 
   const nn::LanguageModelConfig& config() const override { return config_; }
   Capabilities capabilities() const override {
@@ -63,6 +56,16 @@ class FamilyEngineModel final : public EngineModel {
 };
 
 }  // namespace
+
+nn::LanguageModelConfig engine_config(const nn::FamilyConfig& config) {
+  nn::LanguageModelConfig engine;
+  engine.vocab_size = config.vocab_size;
+  engine.hidden_size = config.hidden_size;
+  engine.num_hidden_layers = config.layers();
+  engine.bos_token_id = config.bos;
+  engine.eos_token_id = config.eos;
+  return engine;
+}
 
 std::unique_ptr<EngineModel> make_family_model(std::shared_ptr<nn::FamilyModel> model, nn::WeightType weights) {
   return std::make_unique<FamilyEngineModel>(std::move(model), weights);

@@ -1,5 +1,4 @@
 #include <torch/types.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <map>
@@ -9,37 +8,14 @@
 #include "efla/base/error.h"
 #include "efla/engine/model_steps.h"
 #include "efla/nn/inference/gpu_decoder.h"
+#include "efla/torch/tensor_copies.h"
 
 namespace efla::engine {
 namespace {
 
+using libtorch::TensorCopies;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-// Copies of tensors, of each to one of the same shape. No tensor is both copied and written. A GPU makes all of the
-// copies in few kernels.
-class Copies {
- public:
-  void add(const Tensor& from, const Tensor& to) {
-    from_.push_back(from);
-    to_.push_back(to);
-  }
-  void add(const Tensors& from, const Tensors& to) {
-    from_.insert(from_.end(), from.begin(), from.end());
-    to_.insert(to_.end(), to.begin(), to.end());
-  }
-  void make() const {
-    if (to_.empty()) return;
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 1)
-    at::_foreach_copy_(to_, from_);
-#else
-    for (std::size_t i = 0; i < to_.size(); ++i) to_[i].copy_(from_[i]);
-#endif
-  }
-
- private:
-  Tensors from_, to_;
-};
 
 // A decode step computes the first rows of one tensor per layer, as many as the next power of two, because each number
 // of rows has a CUDA graph of its own. So a text's state moves from its slot to one of these rows when the text is
@@ -78,7 +54,7 @@ class GpuModel final : public StepModel {
   void set(std::int64_t slot, const nn::TextState& given) override {
     const auto state = torch::tensor(at::ArrayRef<float>(*given.constant)).to(device());
     drop(slot);
-    Copies copies;
+    TensorCopies copies;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const Tensor to = slots_[i][slot];
       copies.add(state.narrow(0, static_cast<std::int64_t>(parts_[i].offset), to.numel()).view(to.sizes()), to);
@@ -88,7 +64,7 @@ class GpuModel final : public StepModel {
 
   void copy(std::int64_t from, std::int64_t to, std::int64_t /*tokens*/) override {
     drop(to);
-    Copies copies;
+    TensorCopies copies;
     copies.add(current(from), slot_tensors(to));
     copies.make();
   }
@@ -149,7 +125,7 @@ class GpuModel final : public StepModel {
 
   // Copies the states of texts that are not among these runs from their rows to their slots.
   void leave_rows(std::span<const nn::TextRun> staying) override {
-    Copies copies;
+    TensorCopies copies;
     for (const auto slot : std::vector(slot_of_)) {
       const auto is_own = [&](const nn::TextRun& run) { return run.slot == slot; };
       if (slot < 0 || std::ranges::any_of(staying, is_own)) continue;
@@ -166,7 +142,7 @@ class GpuModel final : public StepModel {
     const auto all = tensors_of(rows_);
     slot_of_.resize(std::max(slot_of_.size(), static_cast<std::size_t>(count)), -1);
     std::int64_t free = 0;
-    Copies copies;
+    TensorCopies copies;
     for (const auto& run : runs) {
       auto& row = row_of_[static_cast<std::size_t>(run.slot)];
       if (row >= 0 && row < count) continue;
@@ -181,7 +157,7 @@ class GpuModel final : public StepModel {
     return count;
   }
 
-  nn::GpuDecoder::Output step(const Tensor& ids) override {
+  nn::StepOutput step(const Tensor& ids) override {
     const std::int64_t count = ids.size(0);
     auto& state = first_rows_[count];
     if (state.batch == 0) {
@@ -205,7 +181,7 @@ class GpuModel final : public StepModel {
       shape[0] = std::ssize(runs);
       before.push_back(torch::empty(shape, tensor.options()));
     }
-    Copies from_slots, to_slots;
+    TensorCopies from_slots, to_slots;
     for (std::size_t i = 0; i < runs.size(); ++i) {
       ends.push_back(ends.back() + runs[i].tokens);
       from_slots.add(slot_tensors(runs[i].slot), elements(before, static_cast<std::int64_t>(i)));

@@ -31,7 +31,7 @@ class StepModel : public EngineModel {
   virtual void leave_rows(std::span<const nn::TextRun> staying) = 0;
   // Decodes a token of each row; ids [rows] on the device. The next call may overwrite the output, whose `likeliest` is
   // only for models that draw.
-  virtual nn::GpuDecoder::Output step(const torch::Tensor& ids) = 0;
+  virtual nn::StepOutput step(const torch::Tensor& ids) = 0;
   // Reads the runs of prompts. Returns the inputs of the head [tokens, D].
   virtual torch::Tensor read(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs) = 0;
   // Maps inputs of the head [N, D] to logits [N, vocab_size] float32.
@@ -51,7 +51,7 @@ class StepModel : public EngineModel {
   void begin_step(const torch::Tensor& ids);
   torch::Tensor logits_of(std::span<const std::int64_t> rows) const;
 
-  nn::GpuDecoder::Output step_;   // of the last decode step, in the order of its rows
+  nn::StepOutput step_;   // of the last decode step, in the order of its rows
   std::vector<Decoded> decoded_;  // in the last advance
   bool begun_ = false;            // whether draw has begun the step
   torch::Tensor hidden_;          // [ids of the last advance's prompts, D]

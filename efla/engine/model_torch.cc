@@ -155,7 +155,7 @@ class TorchModel final : public StepModel {
     for (const auto slot : slot_of_) state_of(slot) = {1, state_of(slot).tokens, {}};
   }
 
-  nn::GpuDecoder::Output step(const Tensor& ids) override {
+  nn::StepOutput step(const Tensor& ids) override {
     for (const auto slot : slot_of_) {
       if (decoder_ && slot >= 0) ++state_of(slot).tokens;  // its tensors are in the joined state
     }

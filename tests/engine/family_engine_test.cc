@@ -78,7 +78,6 @@ TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
   EXPECT_EQ(ids, expected.ids);
   more.session = "other";
   EXPECT_EQ(reply(*first, more).ids, rest.ids);
-  test::expect_error([&] { engine({.on_gpu = true}); }, "device", "cpu");
 }
 
 TEST_P(FamilyEngine, ASessionGoesOnWithItsTypeOfKeysAndValuesOnly) {

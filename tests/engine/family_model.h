@@ -1,6 +1,7 @@
 // Engines over small models of families with random weights, whose texts take pages.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 
 #include "efla/data/tokenizers/tokenizer.h"
@@ -23,6 +24,8 @@ class FamilyFolder {
   std::unique_ptr<Engine> engine(const EngineOptions& options = {}) const {
     return load_engine(folder_.path(), data::load_tokenizer("bytes"), options);
   }
+
+  const std::filesystem::path& path() const { return folder_.path(); }
 
  private:
   const test::TempFolder folder_;

@@ -20,8 +20,12 @@ using Numbers = std::vector<double>;
 
 class FamilyReference {
  public:
-  explicit FamilyReference(const std::filesystem::path& folder)
-      : config_(load_family_config(folder)), files_(folder), olmo_(config_.family->model_type == "olmo_hybrid") {
+  // rounds: the results of operations are rounded to bfloat16, as by transformers in this type.
+  explicit FamilyReference(const std::filesystem::path& folder, bool rounds = false)
+      : config_(load_family_config(folder)),
+        files_(folder),
+        olmo_(config_.family->model_type == "olmo_hybrid"),
+        rounds_(rounds) {
     for (const auto prefix : {"model.language_model.", "model.", "language_model.model.", "language_model."}) {
       if (prefix_.empty() && files_.file_with(std::string(prefix) + "embed_tokens.weight")) prefix_ = prefix;
     }
@@ -61,6 +65,13 @@ class FamilyReference {
   }
 
  private:
+  double rounded(double x) const {
+    return rounds_ ? static_cast<double>(to_float(to_bfloat16(static_cast<float>(x)))) : x;
+  }
+  Numbers rounded(Numbers x) const {
+    for (auto& number : x) number = rounded(number);
+    return x;
+  }
   static double sigmoid_of(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
   Numbers whole(const std::string& name) const {
@@ -86,15 +97,15 @@ class FamilyReference {
     return {};
   }
 
-  static Numbers product(const Numbers& weight, const Numbers& x) {
+  Numbers product(const Numbers& weight, const Numbers& x) const {
     Numbers y(weight.size() / x.size());
     for (std::size_t n = 0; n < y.size(); ++n) {
       for (std::size_t d = 0; d < x.size(); ++d) y[n] += weight[n * x.size() + d] * x[d];
     }
-    return y;
+    return rounded(y);
   }
   // Normalises parts of the length of the weight.
-  static Numbers norm_of(Numbers x, const Numbers& weight, double eps, bool zero_centred) {
+  Numbers norm_of(Numbers x, const Numbers& weight, double eps, bool zero_centred) const {
     const std::size_t dim = weight.size();
     for (std::size_t first = 0; first < x.size(); first += dim) {
       double squares = 0.0;
@@ -102,7 +113,7 @@ class FamilyReference {
       const double r = 1.0 / std::sqrt(squares / static_cast<double>(dim) + eps);
       for (std::size_t i = 0; i < dim; ++i) x[first + i] *= r * (weight[i] + (zero_centred ? 1.0 : 0.0));
     }
-    return x;
+    return rounded(x);
   }
   std::vector<Numbers> normed(std::vector<Numbers> x, const Numbers& weight, bool wanted) const {
     for (auto& row : x) {
@@ -113,14 +124,14 @@ class FamilyReference {
   void add(std::vector<Numbers>& to, const std::vector<Numbers>& x, const Numbers& weight, bool norm) const {
     const auto rows = normed(x, weight, norm);
     for (std::size_t t = 0; t < to.size(); ++t) {
-      for (std::size_t d = 0; d < to[t].size(); ++d) to[t][d] += rows[t][d];
+      for (std::size_t d = 0; d < to[t].size(); ++d) to[t][d] = rounded(to[t][d] + rows[t][d]);
     }
   }
 
   Numbers mlp(const Numbers& x, const std::string& layer) const {
     Numbers gate = product(tensor({layer + "mlp.gate_proj.weight"}), x);
     const Numbers up = product(tensor({layer + "mlp.up_proj.weight"}), x);
-    for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= sigmoid_of(gate[i]) * up[i];
+    for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = rounded(rounded(gate[i] * sigmoid_of(gate[i])) * up[i]);
     return product(tensor({layer + "mlp.down_proj.weight"}), gate);
   }
 
@@ -135,8 +146,8 @@ class FamilyReference {
         const double angle = static_cast<double>(position) *
                              std::pow(config_.rope_theta, -static_cast<double>(i) / static_cast<double>(half));
         const double a = heads[first + i], b = heads[first + half + i];
-        heads[first + i] = a * std::cos(angle) - b * std::sin(angle);
-        heads[first + half + i] = b * std::cos(angle) + a * std::sin(angle);
+        heads[first + i] = rounded(a * std::cos(angle) - b * std::sin(angle));
+        heads[first + half + i] = rounded(b * std::cos(angle) + a * std::sin(angle));
       }
     }
   }
@@ -171,8 +182,8 @@ class FamilyReference {
           for (std::size_t i = 0; i < dim; ++i) o[h * dim + i] += weights[s] / sum * values[s][h / group * dim + i];
         }
       }
-      for (std::size_t i = 0; i < gate.size(); ++i) o[i] *= sigmoid_of(gate[i]);
-      out.push_back(product(o_proj, o));
+      for (std::size_t i = 0; i < gate.size(); ++i) o[i] = rounded(o[i]) * rounded(sigmoid_of(gate[i]));
+      out.push_back(product(o_proj, rounded(o)));
     }
     return out;
   }
@@ -205,7 +216,7 @@ class FamilyReference {
       for (std::size_t i = 0; i < channels; ++i) {
         for (std::size_t j = 0; j < W && j < inputs.size(); ++j)
           c[i] += taps[i * W + W - 1 - j] * inputs[inputs.size() - 1 - j][i];
-        c[i] *= sigmoid_of(c[i]);
+        c[i] = rounded(c[i] * sigmoid_of(c[i]));
       }
       for (std::size_t first = 0; first < 2 * H * K; first += K) {  // heads of q and k
         double squares = 1e-6;
@@ -217,7 +228,7 @@ class FamilyReference {
       Numbers o(HV * V);
       for (std::size_t h = 0; h < HV; ++h) {
         const double decay = std::exp(-std::exp(a_log[h]) * std::log1p(std::exp(a[h] + dt_bias[h])));
-        const double beta = m.beta_scale * sigmoid_of(b[h]);
+        const double beta = rounded(m.beta_scale * sigmoid_of(b[h]));
         const double *q = &c[h / (HV / H) * K], *k = q + H * K, *v = &c[2 * H * K + h * V];
         for (std::size_t j = 0; j < V; ++j) {
           double* column = &state[h * K * V + j];
@@ -227,8 +238,8 @@ class FamilyReference {
           for (std::size_t i = 0; i < K; ++i) o[h * V + j] += column[i * V] * q[i];
         }
       }
-      o = norm_of(o, norm, olmo_ ? 1e-5 : config_.norm_eps, false);
-      for (std::size_t i = 0; i < o.size(); ++i) o[i] *= z[i] * sigmoid_of(z[i]);
+      o = norm_of(rounded(o), norm, olmo_ ? 1e-5 : config_.norm_eps, false);
+      for (std::size_t i = 0; i < o.size(); ++i) o[i] = rounded(o[i] * z[i] * sigmoid_of(z[i]));
       outputs.push_back(product(out, o));
     }
     return outputs;
@@ -236,7 +247,7 @@ class FamilyReference {
 
   FamilyConfig config_;
   io::SafetensorsFolder files_;
-  bool olmo_;
+  bool olmo_, rounds_;
   std::string prefix_;
 };
 

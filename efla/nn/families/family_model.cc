@@ -84,13 +84,7 @@ std::size_t FamilyModel::weight_bytes() const {
   return total;
 }
 
-std::vector<StatePart> FamilyModel::state_parts() const {
-  std::vector<std::string> prefixes;
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (!layers_[i].attends) prefixes.push_back("layers." + std::to_string(i) + ".");
-  }
-  return mixers_.state_parts(prefixes);
-}
+std::vector<StatePart> FamilyModel::state_parts() const { return family_state_parts(config_, mixers_.plan()); }
 
 void FamilyModel::make_slots(std::int64_t slots) {
   states_.emplace(slots, mixers_.state_floats());

@@ -108,4 +108,22 @@ std::string FamilyTensors::fingerprint() const {
   return hash.digest();
 }
 
+std::vector<StatePart> family_state_parts(const FamilyConfig& config, const MixerPlan& plan) {
+  std::vector<StatePart> parts;
+  std::size_t at = 0;
+  const auto add = [&](std::int64_t layer, const char* name, const std::vector<std::int64_t>& shape) {
+    std::int64_t floats = 1;
+    for (const auto size : shape) floats *= size;
+    parts.push_back({"layers." + std::to_string(layer) + "." + name, shape, at, static_cast<std::size_t>(floats)});
+    at += parts.back().floats;
+  };
+  const MixerConfig& mixer = plan.config;
+  for (std::int64_t i = 0; i < config.layers(); ++i) {
+    if (config.attends[static_cast<std::size_t>(i)]) continue;
+    add(i, "memory", {1, mixer.value_heads, mixer.key_dim, mixer.value_dim});
+    add(i, "conv", {1, mixer.conv - 1, plan.channels()});
+  }
+  return parts;
+}
+
 }  // namespace efla::nn

@@ -11,6 +11,7 @@
 #include "efla/nn/families/family_weights.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/inference/rows.h"
+#include "efla/nn/inference/text_run.h"
 
 namespace efla::nn {
 
@@ -68,5 +69,8 @@ class FamilyTensors {
   FamilyWeights files_;
   std::string config_text_;
 };
+
+// Returns the parts of TextState::constant: the memory and the last inputs of each delta layer.
+std::vector<StatePart> family_state_parts(const FamilyConfig& config, const MixerPlan& plan);
 
 }  // namespace efla::nn

@@ -51,8 +51,8 @@ Vector values_of(const io::NamedTensor& tensor) {
 
 // Returns a view of a matrix in memory that is kept by `owner`, or by a copy if the elements are not aligned.
 template <class T>
-std::pair<View<const T, 2>, std::shared_ptr<const void>> view_of(const io::NamedTensor& tensor,
-                                                                 std::shared_ptr<const void> owner) {
+std::pair<View<const T, 2>, std::shared_ptr<const void>> matrix_of(const io::NamedTensor& tensor,
+                                                                   std::shared_ptr<const void> owner) {
   const auto* data = reinterpret_cast<const T*>(tensor.bytes.data());
   if (std::bit_cast<std::uintptr_t>(data) % alignof(T) != 0) {
     auto copy = std::make_shared<std::vector<T>>(elements_of<T>(tensor));
@@ -113,9 +113,9 @@ StoredMatrix FamilyWeights::stored(const std::string& full_name, std::int64_t ro
   check_tensor(*folder_, tensor, {rows, columns});
   StoredMatrix matrix;
   if (tensor.type == TensorType::BF16) {
-    std::tie(matrix.narrow, matrix.owner) = view_of<bfloat16>(tensor, folder_);
+    std::tie(matrix.narrow, matrix.owner) = matrix_of<bfloat16>(tensor, folder_);
   } else if (tensor.type == TensorType::F32) {
-    std::tie(matrix.wide, matrix.owner) = view_of<float>(tensor, folder_);
+    std::tie(matrix.wide, matrix.owner) = matrix_of<float>(tensor, folder_);
   } else {
     auto wide = std::make_shared<Vector>(values_of(tensor));
     matrix.wide = View<const float, 2>::contiguous(wide->data(), {rows, columns});

@@ -11,35 +11,21 @@
 
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/layers/rms_norm.h"
-#include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
-#include "efla/ops/mixer_step.h"
-#include "efla/torch/context.h"
 #include "efla/torch/graph_replay.h"
 
 namespace efla::nn {
 
-using autograd::LinearFusion;
-using autograd::view_of;
 using torch::Tensor;
 
 struct GpuDecoder::Identity {};
 
 struct GpuDecoder::Layer {
   LayerParameters from;
-  Tensor in = {}, f_out = {}, g_out = {}, o_proj = {}, gate_up = {}, down = {};
+  StepMixer mixer = {};  // of a layer with a mixer
+  Tensor in = {};        // of an attention
+  Tensor o_proj = {}, gate_up = {}, down = {};
   bool has_mixer = false;  // whether the kernel mixer_step takes the layer's mixer
-};
-
-// The inputs of a mixer step. all: the outputs of the projections of the input [B, ·]; decay and gate: the outputs of
-// their second projections, undefined if these have only one weight.
-struct GpuDecoder::Projected {
-  Tensor all = {}, decay = {}, gate = {};
-};
-
-struct GpuDecoder::Step {
-  MixerStep problem = {};
-  Tensor o = {};
 };
 
 // The graph of the steps of one state, whose tensors are `held`.
@@ -66,12 +52,8 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
     layers_.push_back(packed_layer(static_cast<std::int64_t>(i)));
     Layer& layer = layers_.back();
     if (!layer.from.has_mixer()) continue;
-    const auto outputs_of = [&](const Tensor& weight) {
-      return weight.defined() ? torch::zeros({1, weight.size(0)}, norm_.options()) : Tensor();
-    };
-    const Projected projected{outputs_of(layer.in), outputs_of(layer.f_out), outputs_of(layer.g_out)};
-    const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]));
-    layer.has_mixer = takes_mixer_step(step.problem, {.context = libtorch::context_of(projected.all)});
+    const auto& mixer = std::get<MixerState>(state.layers[i]);
+    layer.has_mixer = takes_step(plan_, layer.mixer, {mixer.memory, mixer.conv});
   }
 }
 
@@ -89,62 +71,21 @@ GpuDecoder::Layer GpuDecoder::packed_layer(std::int64_t index) const {
   layer.gate_up = packed({from.gate, from.up});
   layer.down = packed({from.down});
   if (from.in.empty()) return layer;
-  layer.in = packed(from.in);
   layer.o_proj = packed({from.o_proj});
-  if (from.f_out.defined()) layer.f_out = packed({from.f_out});
-  if (from.g_out.defined()) layer.g_out = packed({from.g_out});
+  if (!from.has_mixer()) {
+    layer.in = packed(from.in);
+    return layer;
+  }
+  layer.mixer = {.in = packed(from.in),
+                 .o_norm = from.o_norm,
+                 .taps = from.taps,
+                 .beta_factor = from.beta_factor,
+                 .rate = from.rate,
+                 .dt_bias = from.dt_bias,
+                 .gate_bias = from.gate_bias};
+  if (from.f_out.defined()) layer.mixer.f_out = packed({from.f_out});
+  if (from.g_out.defined()) layer.mixer.g_out = packed({from.g_out});
   return layer;
-}
-
-GpuDecoder::Projected GpuDecoder::project(const Layer& layer, const Tensor& x) const {
-  const auto& from = layer.from;
-  Projected projected{
-      autograd::fused_linear(x, layer.in, {.norm_weight = from.attn_norm, .norm_eps = model_.config().norm_eps})};
-  const auto second = [&](const Columns& columns, const Tensor& weight) {
-    return weight.defined() ? autograd::fused_linear(projected.all.narrow(1, columns.first, columns.count), weight)
-                            : Tensor();
-  };
-  projected.decay = second(plan_.f, layer.f_out);
-  projected.gate = second(plan_.g, layer.g_out);
-  return projected;
-}
-
-GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projected, const MixerState& state) const {
-  const auto& from = layer.from;
-  const auto& config = plan_.config;
-  const std::int64_t batch = projected.all.size(0);
-  const auto columns = [&](const Columns& own) {
-    return view_of<const float, 2>(projected.all.narrow(1, own.first, own.count));
-  };
-  Step step;
-  MixerStep& p = step.problem;
-  p.shape = {batch, 1, config.heads, config.value_heads, config.key_dim, config.value_dim};
-  p.rule = plan_.rule;
-  p.qkv = columns({0, plan_.channels()});
-  p.taps = view_of<const float, 2>(from.taps);
-  p.beta_activation = plan_.b ? plan_.preset.beta : BetaActivation::one;
-  if (plan_.b) p.beta = columns(plan_.b);
-  p.beta_factor = view_of<const float, 1>(from.beta_factor);
-  if (plan_.gate != Gate::none) {
-    p.decay = plan_.a ? columns(plan_.a) : view_of<const float, 2>(projected.decay);
-    p.decay_activation = decay_activation_of(plan_.gate);
-    p.rate = view_of<const float, 1>(from.rate);
-    p.decay_bias = view_of<const float, 1>(from.dt_bias);
-    p.bound = static_cast<float>(config.lower_bound.value_or(kGateLowerBound));
-  }
-  p.norm_weight = view_of<const float, 1>(from.o_norm);
-  p.norm_eps = static_cast<float>(config.norm_eps);
-  if (config.output_gate != OutputGate::none) {
-    const bool low_rank = config.output_gate == OutputGate::sigmoid;
-    p.gate = low_rank ? view_of<const float, 2>(projected.gate) : columns(plan_.g);
-    p.gate_bias = view_of<const float, 1>(from.gate_bias);
-    p.gate_activation = low_rank ? GateActivation::sigmoid : GateActivation::silu;
-  }
-  p.history = view_of<float, 3>(state.conv);
-  p.states = view_of<float, 4>(state.memory);
-  step.o = torch::empty({batch, plan_.values()}, projected.all.options());
-  p.o = view_of<float, 2>(step.o);
-  return step;
 }
 
 // Returns x plus the output of the mixer or the attention of layer `index`, for x [B, D].
@@ -161,10 +102,10 @@ Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& s
     const auto normed = autograd::rms_norm(x, layer.from.attn_norm, eps);
     return x + model_.mix(index, normed.unsqueeze(1), state).squeeze(1);
   }
-  const Projected projected = project(layer, x);
-  const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[index]));
-  mixer_step(step.problem, {.context = libtorch::context_of(step.o)});
-  return autograd::fused_linear(step.o, layer.o_proj, {.residual = x});
+  const auto projected = project(plan_, layer.mixer, x, {layer.from.attn_norm, eps});
+  const auto& mixer = std::get<MixerState>(state.layers[index]);
+  const auto o = step_mixer(plan_, layer.mixer, projected, {mixer.memory, mixer.conv});
+  return autograd::fused_linear(o, layer.o_proj, {.residual = x});
 }
 
 // Returns the output [B, D] of all layers for the ids [B] of tokens that go to slot [1] int64 of caches of keys and
@@ -224,12 +165,12 @@ Tensor GpuDecoder::prefill(const Tensor& ids, LanguageModelState& state) const {
   return model_.prefill(ids, state);
 }
 
-GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {
+StepOutput GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {
   model_.check_ids(ids, 1);
   return step_drawn(ids.to(embeddings_.device()), state);
 }
 
-GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
+StepOutput GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
   const torch::NoGradGuard no_grad;
   model_.check_state(state, ids.size(0));
   for (auto& layer : state.layers) {
@@ -240,8 +181,8 @@ GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState&
   const auto decode = [&](const std::vector<Tensor>& inputs) -> std::vector<Tensor> {
     const Tensor x = stack_output(inputs[0], inputs[1], state);
     const Tensor all = autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
-    const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
-    return {all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
+    const auto output = step_output(all, drawable_);
+    return {output.logits, output.likeliest};
   };
   const Tensor slot = torch::full({1}, state.tokens, ids.options());
   const auto outputs = cache->graph.call(decode, {ids, slot}, cache->held);

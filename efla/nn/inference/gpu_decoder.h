@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "efla/nn/inference/gpu_step.h"
 #include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
@@ -26,22 +27,15 @@ class GpuDecoder {
   GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable);
   ~GpuDecoder();
 
-  // The output of a step. The next step of the same state overwrites the tensors.
-  struct Output {
-    torch::Tensor logits;  // [B, vocab_size] float32
-    torch::Tensor
-        likeliest;  // [B, 2] float64: the drawable id with the largest logit (the lowest of equal ones), and the logit
-  };
-
   // Do the same as LanguageModel's functions. With weights in bfloat16, matrix products are in bfloat16, as in training
   // with autocast.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
   // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, and from the second
   // step after a cache of keys and values has grown. Throws Error for a bad argument.
-  Output step(const torch::Tensor& ids, LanguageModelState& state) const;
+  StepOutput step(const torch::Tensor& ids, LanguageModelState& state) const;
   // Decodes ids on the model's device that a step has drawn. The ids are not checked, because a check would wait for
   // the GPU.
-  Output step_drawn(const torch::Tensor& ids, LanguageModelState& state) const;
+  StepOutput step_drawn(const torch::Tensor& ids, LanguageModelState& state) const;
 
   // Do the same without the head: return the inputs of the head [1, T, D] float32. The arguments are not checked, and
   // lie on the model's device.
@@ -53,16 +47,12 @@ class GpuDecoder {
 
  private:
   struct Layer;
-  struct Projected;
-  struct Step;
   struct Cache;
   struct Identity;
 
   std::unique_ptr<libtorch::Bfloat16OnGpu> use_precision() const;
   torch::Tensor packed(const std::vector<torch::Tensor>& parts) const;
   Layer packed_layer(std::int64_t index) const;
-  Projected project(const Layer& layer, const torch::Tensor& x) const;
-  Step step_of(const Layer& layer, const Projected& projected, const MixerState& state) const;
   torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state,
                     const std::optional<AttentionStep>& attention) const;
   torch::Tensor stack_output(const torch::Tensor& ids, const torch::Tensor& slot, LanguageModelState& state) const;

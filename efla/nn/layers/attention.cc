@@ -35,8 +35,18 @@ Tensor fused_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
 }
 #endif
 
-// Returns the softmax attention [B, H, T, E] of q [B, H, T, E] to k and v [B, HKV, S, E], S ≥ T. q belongs to the last
-// T of S tokens.
+// Writes a token [B, HKV, 1, D/H] to a slot [1] of keys or values. If LibTorch's operators must be reproducible,
+// index_copy_ sorts the indices on a GPU by many kernels, because equal indices would race. One index has no equal.
+void write_slot(Tensor slots, const Tensor& slot, const Tensor& token) {
+  at::Context& context = at::globalContext();
+  const bool reproducible = context.deterministicAlgorithms(), warns = context.deterministicAlgorithmsWarnOnly();
+  const auto restore = c10::make_scope_exit([&] { context.setDeterministicAlgorithms(reproducible, warns); });
+  context.setDeterministicAlgorithms(false, warns);
+  slots.index_copy_(2, slot, token);
+}
+
+}  // namespace
+
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t tokens = q.size(2), before = k.size(2) - tokens, key_value_heads = k.size(1);
 #if TORCH_VERSION_MAJOR >= 2
@@ -56,18 +66,6 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   }
   return torch::cat(parts, 3).flatten(1, 2);
 }
-
-// Writes a token [B, HKV, 1, D/H] to a slot [1] of keys or values. If LibTorch's operators must be reproducible,
-// index_copy_ sorts the indices on a GPU by many kernels, because equal indices would race. One index has no equal.
-void write_slot(Tensor slots, const Tensor& slot, const Tensor& token) {
-  at::Context& context = at::globalContext();
-  const bool reproducible = context.deterministicAlgorithms(), warns = context.deterministicAlgorithmsWarnOnly();
-  const auto restore = c10::make_scope_exit([&] { context.setDeterministicAlgorithms(reproducible, warns); });
-  context.setDeterministicAlgorithms(false, warns);
-  slots.index_copy_(2, slot, token);
-}
-
-}  // namespace
 
 void validate(const AttentionConfig& config) {
   const Require require("attention");

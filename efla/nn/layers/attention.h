@@ -53,6 +53,10 @@ class KeyValueCache {
   torch::Tensor keys_, values_;
 };
 
+// Returns the softmax attention [B, H, T, E] of q [B, H, T, E] to k and v [B, HKV, S, E], S ≥ T. q belongs to the last
+// T of S tokens. On a GPU LibTorch's fused kernels compute it where S = T or T = 1.
+torch::Tensor causal_attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
+
 // The rotation of queries and keys with E = D/H elements by the positions of tokens.
 class Rotation {
  public:
