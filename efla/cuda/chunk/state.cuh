@@ -16,6 +16,13 @@ __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[4], const fl
   for (int i = 0; i < 4; ++i) operand[i] = pack<E>(x[2 * i], x[2 * i + 1]);
 }
 
+// Rounds the accumulators of 16 rows to operands.
+template <class E, int kCount>
+__device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
+#pragma unroll
+  for (int step = 0; step < kCount; ++step) to_operand<E>(operand[step], x + 8 * step);
+}
+
 // Multiplies column j of x by factors[j], which is in shared memory.
 template <int kCount>
 __device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* factors, int lane) {
@@ -26,6 +33,23 @@ __device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* f
     x[4 * i + 1] *= factor.y;
     x[4 * i + 2] *= factor.x;
     x[4 * i + 3] *= factor.y;
+  }
+}
+
+// Multiplies column j of operands of 16 rows and 64 columns by factors[j], which is in shared memory, and rounds again.
+template <class E>
+__device__ __forceinline__ void scale_operands(std::uint32_t (&operand)[4][4], const float* factors, int lane) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 factor = *reinterpret_cast<const float2*>(factors + 16 * step + 8 * half + 2 * (lane % 4));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        std::uint32_t& pair = operand[step][2 * half + r];
+        pair = pack<E>(factor.x * low_of<E>(pair), factor.y * high_of<E>(pair));
+      }
+    }
   }
 }
 

@@ -119,8 +119,7 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
   __syncwarp();  // the warp's own columns of v have been read
   write_outputs<E>(u, stage.v, warp, lane);
   scale_columns(u, record.write, lane);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) to_operand<E>(written[step], u + 8 * step);
+  to_operands<E>(written, u);
   decay_state(s, stage, lane);
   multiply_columns<E, 4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
@@ -137,22 +136,10 @@ __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTil
   scale_columns(du, record.write, lane);
   column_operands(operand, shared_address(stage.v), warp, lane);
   multiply_columns<E, 4>(du, operand, shared_address(record.p), lane);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 out = *reinterpret_cast<const float2*>(record.out + 16 * step + 8 * half + 2 * (lane % 4));
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        std::uint32_t& pair = operand[step][2 * half + r];
-        pair = pack<E>(out.x * low_of<E>(pair), out.y * high_of<E>(pair));
-      }
-    }
-  }
+  scale_operands<E>(operand, record.out, lane);
   decay_state(ds, stage, lane);
   multiply_columns<E, 4 * kTiles>(ds, operand, shared_address(stage.q), lane);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) to_operand<E>(operand[step], du + 8 * step);
+  to_operands<E>(operand, du);
   float d[32] = {};
   multiply_columns<E, 4>(d, operand, shared_address(record.t), lane);
   __syncwarp();  // the warp's own columns of dO have been read

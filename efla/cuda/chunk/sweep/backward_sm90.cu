@@ -253,13 +253,6 @@ __device__ __forceinline__ void store_columns(const std::uint32_t (&x)[4][4], un
   }
 }
 
-// Rounds accumulators to operands of the next product.
-template <class E, int kCount>
-__device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
-#pragma unroll
-  for (int step = 0; step < kCount; ++step) to_operand<E>(operand[step], x + 8 * step);
-}
-
 // Reads a warp's 16 rows of the saved state before the walk, from key `first_key` on. `column` is the first row's value
 // column.
 template <int kTiles, class E>
@@ -361,6 +354,28 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward<E>& c, int gro
   finish_states(walk.chunks, &shared.written[group * kGroupWarps + warp], lane);
 }
 
+// Multiplies column j of x by factors[j], which is in shared memory, and adds y.
+__device__ __forceinline__ void add_scaled(float (&x)[32], const float* factors, const float (&y)[32], int lane) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (lane % 4));
+#pragma unroll
+    for (int r = 0; r < 4; ++r) x[4 * j + r] = (r % 2 == 0 ? factor.x : factor.y) * x[4 * j + r] + y[4 * j + r];
+  }
+}
+
+// Rounds to operands minus x, with column j times factors[j], which is in shared memory.
+template <class E>
+__device__ __forceinline__ void negative_operands(std::uint32_t (&operand)[4][4], const float (&x)[32],
+                                                  const float* factors, int lane) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j + 2 * (lane % 4));
+    operand[j / 2][j % 2 * 2] = pack<E>(-factor.x * x[4 * j], -factor.y * x[4 * j + 1]);
+    operand[j / 2][j % 2 * 2 + 1] = pack<E>(-factor.x * x[4 * j + 2], -factor.y * x[4 * j + 3]);
+  }
+}
+
 // Runs a warpgroup of the reverse sweep, which writes dS' and D of every chunk.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int group, int thread,
@@ -405,27 +420,10 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
     products_commit();
     // Read again, because operands of products in progress must not change.
     column_operands(scaled, shared_address(tile), warp, lane);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float2 out = *reinterpret_cast<const float2*>(record.out + 16 * step + 8 * half + 2 * (lane % 4));
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          std::uint32_t& pair = scaled[step][2 * half + r];
-          pair = pack<E>(out.x * low_of<E>(pair), out.y * high_of<E>(pair));
-        }
-      }
-    }
+    scale_operands<E>(scaled, record.out, lane);
     products_wait<0>();
     add_other_half(e, group, i, warp, lane, shared);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 write = *reinterpret_cast<const float2*>(record.write + 8 * j + 2 * (lane % 4));
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        e[4 * j + r] = (r % 2 == 0 ? write.x : write.y) * e[4 * j + r] + of_outputs[4 * j + r];
-    }
+    add_scaled(e, record.write, of_outputs, lane);
     to_operands<E>(operand, e);
     products_fence();
     multiply_chunk_rows<E>(e, operand, record.t);
@@ -436,12 +434,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
     store_state<kOwn>(state, shared.state[group], c.dstates + (image * kTiles + tiles) * kTileBytes, warp, lane);
     products_wait<1>();
     to_operands<E>(operand, e);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 read = *reinterpret_cast<const float2*>(record.read + 8 * j + 2 * (lane % 4));
-      of_read[j / 2][j % 2 * 2] = pack<E>(-read.x * e[4 * j], -read.y * e[4 * j + 1]);
-      of_read[j / 2][j % 2 * 2 + 1] = pack<E>(-read.x * e[4 * j + 2], -read.y * e[4 * j + 3]);
-    }
+    negative_operands<E>(of_read, e, record.read, lane);
     products_fence();
     update_state<E, kOwn>(ds, of_read, shared_address(rows.k + tiles * kTileBytes));
     products_commit();

@@ -71,11 +71,9 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
     multiply_state<E, kTiles>(e, s, shared_address(stage.k), lane);
     residual<E>(written, e, shared_address(stage.v), record, warp, lane);
     multiply_rows<E>(sum, written, shared_address(record.t), lane);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand<E>(u[step], sum + 8 * step);
+    to_operands<E>(u, sum);
     scale_columns(sum, record.write, lane);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand<E>(written[step], sum + 8 * step);
+    to_operands<E>(written, sum);
   }
   float o[32] = {};
   multiply_state<E, kTiles>(o, s, shared_address(stage.q), lane);
