@@ -24,6 +24,30 @@ namespace {
 
 constexpr int kThreads = 4 * kGroupThreads;
 
+// Multiplies w, the accumulators of dO Uᵀ, by the factors of W, and `products`, those of q kᵀ, by W. n_q are the rows'
+// factors. Rounds W to operands and writes its blocks up to the diagonal to `tile`.
+template <class E>
+__device__ __forceinline__ void finish_w(float (&w)[32], float (&products)[32], std::uint32_t (&operand)[4][4],
+                                         float2 n_q, const RowsOfWarp<E>& rows, int warp, const TokenSums& sums,
+                                         unsigned char* tile) {
+  const float2 prefix = rows.of(sums.prefix);
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+#pragma unroll
+    for (int j = 8 * block; j < 8 * block + 8; j += 2) {
+      const int column = 16 * block + j / 4 % 2 * 8 + 2 * (rows.lane % 4), row = rows.first + j / 2 % 2 * 8;
+      const float2 from = *reinterpret_cast<const float2*>(sums.from_key + column);
+      const float to = j / 2 % 2 == 0 ? prefix.x : prefix.y, n = j / 2 % 2 == 0 ? n_q.x : n_q.y;
+      w[j] = column <= row ? w[j] * (n * exp2_fast(to - from.x)) : 0.0F;
+      w[j + 1] = column + 1 <= row ? w[j + 1] * (n * exp2_fast(to - from.y)) : 0.0F;
+      products[j] *= w[j];
+      products[j + 1] *= w[j + 1];
+    }
+    to_operand<E>(operand[block], w + 8 * block);
+    if (block <= warp) write_block(tile, 16 * warp, 2 * block, operand[block], rows.lane);
+  }
+}
+
 // Runs group 0, which computes W and the gradient of q.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void query_gradients(const ChunkBackward<E>& c, int thread,
@@ -80,24 +104,9 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward<E>& c, int t
       products_wait<0>();
       follow.release(kOutputs);
       named_barrier(kVectorsBarrier, 2 * kGroupThreads);
-      const float2 prefix = rows.of(sums.prefix);
-      const float2 n_q{c.forward.scale * factor.x, c.forward.scale * factor.y};
       std::uint32_t operand[4][4];
-#pragma unroll
-      for (int block = 0; block < 4; ++block) {
-#pragma unroll
-        for (int j = 8 * block; j < 8 * block + 8; j += 2) {
-          const int column = 16 * block + j / 4 % 2 * 8 + 2 * (lane % 4), row = rows.first + j / 2 % 2 * 8;
-          const float2 from = *reinterpret_cast<const float2*>(sums.from_key + column);
-          const float to = j / 2 % 2 == 0 ? prefix.x : prefix.y, n = j / 2 % 2 == 0 ? n_q.x : n_q.y;
-          w[j] = column <= row ? w[j] * (n * exp2_fast(to - from.x)) : 0.0F;
-          w[j + 1] = column + 1 <= row ? w[j + 1] * (n * exp2_fast(to - from.y)) : 0.0F;
-          products[j] *= w[j];
-          products[j + 1] *= w[j + 1];
-        }
-        to_operand<E>(operand[block], w + 8 * block);
-        if (block <= warp) write_block(shared.w, 16 * warp, 2 * block, operand[block], lane);
-      }
+      finish_w(w, products, operand, {c.forward.scale * factor.x, c.forward.scale * factor.y}, rows, warp, sums,
+               shared.w);
       fence_async_proxy();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       products_fence();
@@ -296,17 +305,85 @@ __device__ __forceinline__ void write_gates(const ChunkBackward<E>& c, const Ite
   }
 }
 
+// What group 2 needs of the rule for every token. It is computed once.
+struct GainRule {
+  bool gated, of_lambda;
+  float erase_scale, write_scale;
+
+  __device__ explicit GainRule(const DeltaRule& rule)
+      : gated(rule.decay == Decay::scalar),
+        of_lambda(gain_depends_on_lambda(rule)),
+        erase_scale(static_cast<float>(rule.step.erase_scale)),
+        write_scale(static_cast<float>(rule.step.write_scale)) {}
+};
+
+// Writes the factors and gains of the warp's 16 tokens of a value head to `sums`. k are the tiles of the keys.
+template <int kTiles, class E>
+__device__ __forceinline__ void write_factors(const DeltaForward<E>& p, const GainRule& rule, const Item& item, int i_h,
+                                              const unsigned char* k, int warp, int lane, TokenSums& sums) {
+  const TokenPair<E> pair = read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
+                                        rule.gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0, item.rows, lane);
+  float lambda = 0, n_k = 1;
+  if (rule.of_lambda || p.rule.qk_l2norm) lambda = query_squares<E, kTiles>(shared_address(k), warp, lane);
+  if (p.rule.qk_l2norm) {
+    n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
+    lambda *= n_k * n_k;
+  }
+  const Token token = token_of(pair, rule.gated, warp, lane);
+  const Gain<float> of_token =
+      rule.of_lambda ? gain(p.rule.step, token.beta, lambda) : Gain<float>{token.beta, 1, 1, 0, 0};
+  if (lane >= 16) return;
+  const int t = 16 * warp + lane % 16;
+  const float log_factor = __log2f(n_k);
+  sums.prefix[t] = token.prefix;
+  sums.to_key[t] = token.prefix + log_factor;
+  sums.from_key[t] = token.prefix - log_factor;
+  sums.key_factor[t] = n_k;
+  sums.lambda_factor[t] = rule.erase_scale * of_token.alpha;  // a, replaced by the gradient through λ later
+  sums.lambda_unit[t] = of_token.lambda_unit * n_k;
+  sums.lambda_slope[t] = 2 * of_token.lambda_slope;
+  sums.beta_slope[t] = of_token.beta_slope;
+  sums.beta_unit[t] = of_token.beta_unit;
+}
+
+// Multiplies h, the accumulators of D Uᵀ, by the factors of −a∘H, and `products`, those of k kᵀ, by −a∘H. Writes
+// Σ_j H_ij k_i·k_j to `sums`.
+template <class E>
+__device__ __forceinline__ void finish_h(float (&h)[32], float (&products)[32], const RowsOfWarp<E>& rows, int warp,
+                                         TokenSums& sums) {
+  const float2 to_row = rows.of(sums.to_key), a = rows.of(sums.lambda_factor);
+  float2 key_key{0, 0};
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    if (block > warp) break;
+#pragma unroll
+    for (int j = 8 * block; j < 8 * block + 8; j += 2) {
+      const int column = 16 * block + j / 4 % 2 * 8 + 2 * (rows.lane % 4);
+      const float2 from = *reinterpret_cast<const float2*>(sums.from_key + column);
+      const float to = j / 2 % 2 == 0 ? to_row.x : to_row.y;
+      h[j] *= exp2_fast(to - from.x);
+      h[j + 1] *= exp2_fast(to - from.y);
+    }
+    if (block == warp) keep_below(h + 8 * block, rows.lane);
+#pragma unroll
+    for (int j = 8 * block; j < 8 * block + 8; ++j) {
+      (j / 2 % 2 == 0 ? key_key.x : key_key.y) += h[j] * products[j];
+      // Adding 0 turns −0 into 0, which write_symmetric needs.
+      h[j] = __fmaf_rn(j / 2 % 2 == 0 ? -a.x : -a.y, h[j], 0.0F);
+      products[j] *= h[j];
+    }
+  }
+  rows.put(sums.key_key, quad_sum(key_key.x), quad_sum(key_key.y));
+}
+
 // Runs group 2, which computes G, the gradients of values, β and gates, and the factors of tokens.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int thread,
                                                 GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread);
   const DeltaForward<E>& p = c.forward.p;
-  const bool gated = p.rule.decay == Decay::scalar;
+  const GainRule rule(p.rule);
   const int group = static_cast<int>(p.shape.group());
-  const auto erase_scale = static_cast<float>(p.rule.step.erase_scale),
-             write_scale = static_cast<float>(p.rule.step.write_scale);
-  const bool of_lambda = gain_depends_on_lambda(p.rule);
   Follower<kTiles, kSlices> follow{shared, thread % 32};
   for (;; follow.finish_item()) {
     const Item& item = follow.next_item();
@@ -317,29 +394,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
       const int i_h = item.i_q * group + i, lane = opaque(thread % 32), t = 16 * warp + lane % 16;
       const RowsOfWarp<E> rows(warp, lane);
       TokenSums& sums = shared.sums[follow.step & 1U];
-      const TokenPair<E> pair = read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
-                                            gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0, item.rows, lane);
-      float lambda = 0, n_k = 1;
-      if (of_lambda || p.rule.qk_l2norm) lambda = query_squares<E, kTiles>(shared_address(k), warp, lane);
-      if (p.rule.qk_l2norm) {
-        n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
-        lambda *= n_k * n_k;
-      }
-      const Token token = token_of(pair, gated, warp, lane);
-      const Gain<float> of_token =
-          of_lambda ? gain(p.rule.step, token.beta, lambda) : Gain<float>{token.beta, 1, 1, 0, 0};
-      if (lane < 16) {
-        const float log_factor = __log2f(n_k);
-        sums.prefix[t] = token.prefix;
-        sums.to_key[t] = token.prefix + log_factor;
-        sums.from_key[t] = token.prefix - log_factor;
-        sums.key_factor[t] = n_k;
-        sums.lambda_factor[t] = erase_scale * of_token.alpha;  // a, replaced by the gradient through λ below
-        sums.lambda_unit[t] = of_token.lambda_unit * n_k;
-        sums.lambda_slope[t] = 2 * of_token.lambda_slope;
-        sums.beta_slope[t] = of_token.beta_slope;
-        sums.beta_unit[t] = of_token.beta_unit;
-      }
+      write_factors<kTiles>(p, rule, item, i_h, k, warp, lane, sums);
       named_barrier(kTokensBarrier, kGroupThreads);
       named_arrive(kVectorsBarrier, 2 * kGroupThreads);
       float h[32], products[32];
@@ -358,43 +413,21 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
       follow.release(kValues);
       products_wait<0>();
       follow.release(kOutputs);
-      const float2 to_row = rows.of(sums.to_key), a = rows.of(sums.lambda_factor);
-      float2 key_key{0, 0};
-#pragma unroll
-      for (int block = 0; block < 4; ++block) {
-        if (block > warp) break;
-#pragma unroll
-        for (int j = 8 * block; j < 8 * block + 8; j += 2) {
-          const int column = 16 * block + j / 4 % 2 * 8 + 2 * (lane % 4);
-          const float2 from = *reinterpret_cast<const float2*>(sums.from_key + column);
-          const float to = j / 2 % 2 == 0 ? to_row.x : to_row.y;
-          h[j] *= exp2_fast(to - from.x);
-          h[j + 1] *= exp2_fast(to - from.y);
-        }
-        if (block == warp) keep_below(h + 8 * block, lane);
-#pragma unroll
-        for (int j = 8 * block; j < 8 * block + 8; ++j) {
-          (j / 2 % 2 == 0 ? key_key.x : key_key.y) += h[j] * products[j];
-          // Adding 0 turns −0 into 0, which write_symmetric needs.
-          h[j] = __fmaf_rn(j / 2 % 2 == 0 ? -a.x : -a.y, h[j], 0.0F);
-          products[j] *= h[j];
-        }
-      }
-      rows.put(sums.key_key, quad_sum(key_key.x), quad_sum(key_key.y));
+      finish_h(h, products, rows, warp, sums);
       write_symmetric<E>(h, shared.g, warp, lane);
       fence_async_proxy();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       named_barrier(kSumsBarrier, 2 * kGroupThreads);
       if (lane < 16) {
         const float da = -(exp2_fast(sums.to_key[t]) * sums.state_key[t] + sums.key_key[t]),
-                    dalpha = erase_scale * da + write_scale * db, unit = sums.beta_unit[t];
+                    dalpha = rule.erase_scale * da + rule.write_scale * db, unit = sums.beta_unit[t];
         sums.lambda_factor[t] = dalpha * sums.lambda_slope[t] * sums.lambda_unit[t];
         if (t < item.rows) {
           c.p.dbeta(item.i_b, item.start + t, i_h) = from_state<E>(dalpha * unit * sums.beta_slope[t] * unit);
         }
       }
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
-      if (gated) {
+      if (rule.gated) {
         spanning_sums<E>(products, warp, lane, sums.spanning[kGroupWarps + warp]);
         named_barrier(kTokensBarrier, kGroupThreads);
         named_barrier(kGatesBarrier, 2 * kGroupThreads);

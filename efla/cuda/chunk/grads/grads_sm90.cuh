@@ -84,101 +84,120 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Runs the warp that takes items and copies their operands.
+// What the warp that copies does for an item and for its value heads.
 template <int kTiles, int kSlices, class E>
-__device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout,
-                                           int lane, GradsShared<kTiles, kSlices>& shared) {
-  constexpr int kImage = kSlices * kTileBytes;
-  const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
-  const std::int64_t items = c.forward.slots * heads;
+struct ItemCopies {
+  static constexpr int kImage = kSlices * kTileBytes;
+  const ChunkBackward<E>& c;
+  const RowMaps& maps;
+  const CUtensorMap& dout;
+  int lane;
+  GradsShared<kTiles, kSlices>& shared;
   unsigned step = 0, count = 0, tails = 0;  // counts of: value heads of items, items, waits for `tail`
+
+  // Takes the next item, in the order in which the reverse sweep finishes chunks.
+  __device__ __forceinline__ std::int64_t next_index() const {
+    const unsigned index = lane == 0 ? atomicAdd(c.begun, 1U) : 0U;
+    return static_cast<std::int64_t>(__shfl_sync(0xffffffffU, index, 0));
+  }
+
   // Waits for rows if `wait` is set, and zeroes the rows after the sequence's end, which belong to another sequence.
-  const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
+  __device__ __forceinline__ void finish_tail(unsigned char* tiles, int bytes, int rows, bool wait) {
     if (wait) barrier_wait(&shared.tail, tails++ & 1U);
     for (int at = 0; at < bytes; at += kTileBytes) clear_rows(tiles + at, rows, lane, 32);
     fence_async_proxy();
     __syncwarp();
-  };
-  // Waits until the item before the last one is finished.
-  const auto next_place = [&] { shared.item_ring.wait_free(count); };
-  // Takes the next item, in the order in which the reverse sweep finishes chunks.
-  const auto next_index = [&] {
-    const unsigned index = lane == 0 ? atomicAdd(c.begun, 1U) : 0U;
-    return static_cast<std::int64_t>(__shfl_sync(0xffffffffU, index, 0));
-  };
-  const std::int64_t sequences = c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
-                     length = c.forward.slots / sequences;
-#pragma unroll 1
-  for (std::int64_t index = next_index(); index < items; index = next_index()) {
-    const int i_q = static_cast<int>(index % heads);
-    const std::int64_t turn = index / heads, slot = turn % sequences * length + length - 1 - turn / sequences;
-    const ChunkAt at = chunk_at(c.forward, slot);
-    if (at.rows == 0) continue;
-    const int i_b = static_cast<int>(at.i_b), start = static_cast<int>(at.start);
-    const bool is_tail = at.rows < kChunkTokens;
-    next_place();
+  }
+
+  // Copies the keys and queries of an item, when the item before the last one is finished.
+  __device__ __forceinline__ void load_keys(const Item& item) {
+    const bool is_tail = item.rows < kChunkTokens;
+    shared.item_ring.wait_free(count);
     std::uint64_t* full = is_tail ? &shared.tail : shared.item_ring.full.of(count);
     unsigned char *k = shared.k[count & 1U], *q = shared.q[count & 1U];
     if (lane == 0) {
-      shared.item[count & 1U] = {slot, i_b, i_q, start, at.rows};
+      shared.item[count & 1U] = item;
       barrier_expect(full, 2 * kTiles * kTileBytes);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        load_tile(k + tile * kTileBytes, &maps.k, 64 * tile, i_q, start, i_b, full);
-        load_tile(q + tile * kTileBytes, &maps.q, 64 * tile, i_q, start, i_b, full);
+        load_tile(k + tile * kTileBytes, &maps.k, 64 * tile, item.i_q, item.start, item.i_b, full);
+        load_tile(q + tile * kTileBytes, &maps.q, 64 * tile, item.i_q, item.start, item.i_b, full);
       }
     }
     __syncwarp();
     if (is_tail) {
-      finish_tail(k, kTiles * kTileBytes, at.rows, true);
-      finish_tail(q, kTiles * kTileBytes, at.rows, false);
+      finish_tail(k, kTiles * kTileBytes, item.rows, true);
+      finish_tail(q, kTiles * kTileBytes, item.rows, false);
       if (lane == 0) shared.item_ring.full.arrive(count);
     }
     ++count;
-#pragma unroll 1
-    for (int i = 0; i < group; ++i, ++step) {
-      const int i_h = i_q * group + i;
-      const std::int64_t slice = slice_index(c, slot, i_h, 0);
-      const auto load_values = [&](unsigned char* to, const CUtensorMap& map, std::uint64_t* barrier) {
-#pragma unroll
-        for (int s = 0; s < kSlices; ++s) load_tile(to + s * kTileBytes, &map, 64 * s, i_h, start, i_b, barrier);
-      };
-      // In the order in which the previous value head releases the parts.
-      if (lane == 0) {
-        wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * kSlices);
-        RecordVectors& vectors = shared.vectors[step & 1U];
-        load_bulk(&vectors, c.forward.records[slot * c.p.shape.value_heads + i_h].b, sizeof(vectors),
-                  shared.vectors_ring.start(step, sizeof(vectors)));
-        load_bulk(shared.before, c.states + slice * kTiles * kTileBytes, kTiles * kImage,
-                  shared.parts[kBefore].start(step, kTiles * kImage));
-        load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes, kTiles * kImage,
-                  shared.parts[kAfter].start(step, kTiles * kImage));
-      }
-      __syncwarp();
-      shared.parts[kOutputs].wait_free(step);
-      if (is_tail) {
-        if (lane == 0) {
-          barrier_expect(&shared.tail, kImage);
-          load_values(shared.dout, dout, &shared.tail);
-        }
-        __syncwarp();
-        finish_tail(shared.dout, kImage, at.rows, true);
-      }
-      if (lane == 0) {
-        std::uint64_t* const outputs_full = shared.parts[kOutputs].full.of(step);
-        barrier_expect(outputs_full, (is_tail ? 2 : 3) * kImage);
-        if (!is_tail) load_values(shared.dout, dout, outputs_full);
-        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, outputs_full);
-        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, outputs_full);
-        load_values(shared.v, maps.v, shared.parts[kValues].start(step, kImage));
-      }
-      __syncwarp();
-    }
   }
-  next_place();
+
+  // Copies the operands of a value head of an item, in the order in which the previous value head releases the parts.
+  __device__ __forceinline__ void load_head(const Item& item, int i_h) {
+    const bool is_tail = item.rows < kChunkTokens;
+    const std::int64_t slice = slice_index(c, item.slot, i_h, 0);
+    const auto load_values = [&](unsigned char* to, const CUtensorMap& map, std::uint64_t* barrier) {
+#pragma unroll
+      for (int s = 0; s < kSlices; ++s)
+        load_tile(to + s * kTileBytes, &map, 64 * s, i_h, item.start, item.i_b, barrier);
+    };
+    if (lane == 0) {
+      wait_for_count(&c.ready[item.slot * c.p.shape.value_heads + i_h], 2 * kSlices);
+      RecordVectors& vectors = shared.vectors[step & 1U];
+      load_bulk(&vectors, c.forward.records[item.slot * c.p.shape.value_heads + i_h].b, sizeof(vectors),
+                shared.vectors_ring.start(step, sizeof(vectors)));
+      load_bulk(shared.before, c.states + slice * kTiles * kTileBytes, kTiles * kImage,
+                shared.parts[kBefore].start(step, kTiles * kImage));
+      load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes, kTiles * kImage,
+                shared.parts[kAfter].start(step, kTiles * kImage));
+    }
+    __syncwarp();
+    shared.parts[kOutputs].wait_free(step);
+    if (is_tail) {
+      if (lane == 0) {
+        barrier_expect(&shared.tail, kImage);
+        load_values(shared.dout, dout, &shared.tail);
+      }
+      __syncwarp();
+      finish_tail(shared.dout, kImage, item.rows, true);
+    }
+    if (lane == 0) {
+      std::uint64_t* const outputs_full = shared.parts[kOutputs].full.of(step);
+      barrier_expect(outputs_full, (is_tail ? 2 : 3) * kImage);
+      if (!is_tail) load_values(shared.dout, dout, outputs_full);
+      load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, outputs_full);
+      load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, outputs_full);
+      load_values(shared.v, maps.v, shared.parts[kValues].start(step, kImage));
+    }
+    __syncwarp();
+  }
+};
+
+// Runs the warp that takes items and copies their operands.
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout,
+                                           int lane, GradsShared<kTiles, kSlices>& shared) {
+  const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
+  const std::int64_t items = c.forward.slots * heads;
+  const std::int64_t sequences = c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
+                     length = c.forward.slots / sequences;
+  ItemCopies<kTiles, kSlices, E> copies{c, maps, dout, lane, shared};
+#pragma unroll 1
+  for (std::int64_t index = copies.next_index(); index < items; index = copies.next_index()) {
+    const int i_q = static_cast<int>(index % heads);
+    const std::int64_t turn = index / heads, slot = turn % sequences * length + length - 1 - turn / sequences;
+    const ChunkAt at = chunk_at(c.forward, slot);
+    if (at.rows == 0) continue;
+    const Item item{slot, static_cast<int>(at.i_b), i_q, static_cast<int>(at.start), at.rows};
+    copies.load_keys(item);
+#pragma unroll 1
+    for (int i = 0; i < group; ++i, ++copies.step) copies.load_head(item, i_q * group + i);
+  }
+  shared.item_ring.wait_free(copies.count);
   if (lane == 0) {
-    shared.item[count & 1U].rows = 0;
-    shared.item_ring.full.arrive(count);
+    shared.item[copies.count & 1U].rows = 0;
+    shared.item_ring.full.arrive(copies.count);
   }
 }
 
