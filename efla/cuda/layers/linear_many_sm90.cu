@@ -45,7 +45,9 @@ constexpr int kAlignment = 1024;  // of tiles, in bytes
 
 constexpr int kDepth = 4;  // pieces of x in the ring
 
-// Returns the bytes of the sums of a row.
+// The floats of the sums of a row, and their bytes.
+template <int kTile>
+constexpr int kRowFloats = kTile + 8;
 constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(float)); }
 
 // Returns how to distribute a problem.
@@ -167,6 +169,30 @@ struct Products {
     products_commit();
   }
 
+  // Writes the products of both warpgroups, added, and the sums of squares of each to `sums`, which Outputs describes.
+  // All threads of the block take part.
+  __device__ __forceinline__ void put_sums(float* sums, int group) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+    float* const own = sums + row * kRowFloats<kTile>;
+    const auto for_each_pair = [&](auto&& f) {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(std::size(d)); i += 2) {
+        const int column = i / 4 * 8 + lane % 4 * 2;
+        f(*reinterpret_cast<float2*>(own + i / 2 % 2 * 8 * kRowFloats<kTile> + column), d[i], d[i + 1]);
+      }
+    };
+    if (group == 1) for_each_pair([](float2& to, float a, float b) { to = {a, b}; });
+    __syncthreads();
+    if (group == 0) for_each_pair([](float2& to, float a, float b) { to = {a + to.x, b + to.y}; });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = squares[i];
+#pragma unroll
+      for (int offset = 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+      if (lane % 4 == 0) own[i * 8 * kRowFloats<kTile> + kTile + group] = sum;
+    }
+  }
+
  private:
   __device__ __forceinline__ void multiply_step(const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
     if constexpr (kTile == 64) multiply_64<bfloat16, false>(d, a, b, add);
@@ -188,7 +214,7 @@ class Outputs {
         first_row_(rank * plan.rows),
         rows_(min(plan.rows, static_cast<int>(p.x.extent[0]) - first_row_)),
         rank_(rank),
-        own_(sums + first_row_ * kRowFloats),
+        own_(sums + first_row_ * kRowFloats<kTile>),
         received_(received) {}
 
   // Returns four numbers of the residual, or zeros, for item i of the block, which is four outputs of a row.
@@ -213,11 +239,11 @@ class Outputs {
       residual = this->residual(i + kThreads);
       if (n >= outputs) continue;
       float z[4] = {}, up[4] = {}, squares = 0;
-      const float* other = received_ + row * kRowFloats;
+      const float* other = received_ + row * kRowFloats<kTile>;
 #pragma unroll 1  // because fetching unrolled code would decide the time of code that runs once
       for (int block = 0; block < plan_.blocks; ++block) {
-        const float* const from = block == rank_ ? own_ + row * kRowFloats : other;
-        if (block != rank_) other += plan_.rows * kRowFloats;
+        const float* const from = block == rank_ ? own_ + row * kRowFloats<kTile> : other;
+        if (block != rank_) other += plan_.rows * kRowFloats<kTile>;
         add(z, from + in_tile);
         if (p_.swiglu) add(up, from + kTile / 2 + in_tile);
         squares += from[kTile] + from[kTile + 1];
@@ -246,8 +272,6 @@ class Outputs {
   __device__ __forceinline__ int rows() const { return rows_; }
 
  private:
-  static constexpr int kRowFloats = row_bytes(kTile) / static_cast<int>(sizeof(float));
-
   __device__ __forceinline__ int row_of(int i) const { return p_.swiglu ? i / (kTile / 8) : i / (kTile / 4); }
   __device__ __forceinline__ static void add(float (&sum)[4], const float* from) {
     const float4 x = *reinterpret_cast<const float4*>(from);
@@ -288,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   constexpr int kPieces = kBand / kPiece;  // of a band
   const XCopies x(p, first, ring);
-  const int group = thread / 128, lane = thread % 32;
+  const int group = thread / 128;
   Products<kTile> products;
   constexpr int kAhead = kDepth / kPieces;  // bands
   const auto fetch = [&](int band) {
@@ -316,33 +340,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   fence_async_proxy();
   __syncthreads();
   arrive_at_cluster_barrier();  // the ring may be written
-  const int row = thread % 128 / 32 * 16 + lane / 4;
-  constexpr int kRowFloats = row_bytes(kTile) / static_cast<int>(sizeof(float));
-  float* const own = sums + row * kRowFloats;
-  const auto for_each_pair = [&](auto&& f) {
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(std::size(products.d)); i += 2) {
-      const int column = i / 4 * 8 + lane % 4 * 2;
-      f(*reinterpret_cast<float2*>(own + i / 2 % 2 * 8 * kRowFloats + column), products.d[i], products.d[i + 1]);
-    }
-  };
-  if (group == 1) for_each_pair([](float2& to, float a, float b) { to = {a, b}; });
-  __syncthreads();
-  if (group == 0) for_each_pair([](float2& to, float a, float b) { to = {a + to.x, b + to.y}; });
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float sum = products.squares[i];
-#pragma unroll
-    for (int offset = 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-    if (lane % 4 == 0) own[i * 8 * kRowFloats + kTile + group] = sum;
-  }
+  products.put_sums(sums, group);
   fence_async_proxy();
   __syncthreads();
   wait_at_cluster_barrier();
   if (thread < plan.blocks && thread != rank) {
     const int from = thread * plan.rows, rows = min(plan.rows, static_cast<int>(p.x.extent[0]) - from);
     unsigned char* const to = ring + (rank - (rank > thread)) * plan.rows * row_bytes(kTile);
-    if (rows > 0) send_to_block(to, sums + from * kRowFloats, rows * row_bytes(kTile), &arrived, thread);
+    if (rows > 0) send_to_block(to, sums + from * kRowFloats<kTile>, rows * row_bytes(kTile), &arrived, thread);
   }
   barrier_wait(&arrived, 0);
   arrive_at_cluster_barrier();  // the sums of the other blocks have been read

@@ -193,6 +193,53 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
   }
 }
 
+// Adds what a token's dy gives to dx of the first `reach` tokens of the history and, if `own` is set, to dweight.
+// Overwrites dy.
+template <class T, int kVector, int kTaps>
+__device__ __forceinline__ void add_gradients(const Taps<kVector, kTaps>& taps, const History<kVector, kTaps>& x,
+                                              float (&dy)[kVector], int reach, bool own, History<kVector, kTaps>& dx,
+                                              float (&dweight)[kTaps][kVector]) {
+  float a[kVector];
+  weighted_sum(taps, x, reach, a);
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) {
+    const float sigma = sigmoid<T>(a[c]);
+    dy[c] *= sigma * (1 + a[c] * (1 - sigma));
+  }
+#pragma unroll
+  for (int j = 0; j < kTaps; ++j) {
+    if (j >= reach) continue;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+      dx.at[j][c] += taps.at[j][c] * dy[c];
+      if (own) dweight[j][c] += dy[c] * x.at[j][c];
+    }
+  }
+}
+
+// Writes the sums of dweight over the block's strips to `part`, [D][W], through `sums` in shared memory. Each thread
+// has its strip's dweight, the current token's tap first.
+template <int kVector, int kTaps>
+__device__ __forceinline__ void write_part(const float (&dweight)[kTaps][kVector],
+                                           float (&sums)[kStrips][kVector * kTaps][kGroups], float* part,
+                                           std::int64_t first_channel, std::int64_t channels, int width) {
+  const int group = threadIdx.x % kGroups, strip = threadIdx.x / kGroups;
+#pragma unroll
+  for (int i = 0; i < kTaps; ++i) {
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) sums[strip][i * kVector + c][group] = dweight[i][c];
+  }
+  __syncthreads();
+  for (int own = threadIdx.x; own < kGroups * kVector * kTaps; own += kThreads) {
+    const int from = own % kGroups, i = own / kGroups / kVector, c = own / kGroups % kVector;
+    const std::int64_t channel = first_channel - group * kVector + from * kVector + c;
+    if (channel >= channels || i >= width) continue;
+    float sum = 0;
+    for (int s = 0; s < kStrips; ++s) sum += sums[s][i * kVector + c][from];
+    part[channel * width + width - 1 - i] = sum;
+  }
+}
+
 // Computes dx and the parts of dweight, [⌈strips of all batch entries / kStrips⌉][D][W]. dx[s] is complete kTaps − 1
 // tokens after s, so a strip continues for kTaps − 1 tokens after its end.
 template <bool kPacked, class T, int kVector, int kTaps, int kStrip>
@@ -203,7 +250,6 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
   const Place place = place_of<kVector, kStrip>(p.x.extent, channel_blocks, strips);
   const std::int64_t channels = p.x.extent[2];
   const int width = static_cast<int>(p.weight.extent[1]);
-  const int group = threadIdx.x % kGroups, strip = threadIdx.x / kGroups;
   float dweight[kTaps][kVector] = {};
   if (place.first_token < place.end_token && place.first_channel < channels) {
     const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
@@ -236,25 +282,11 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
       for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
     };
     const auto compute = [&](int t, int i, int reach, bool own) {
-      float da[kVector], a[kVector];
+      float dy[kVector];
       widen(ahead_x[i], x.at[0]);
-      widen(ahead_dy[i], da);
+      widen(ahead_dy[i], dy);
       read(t + kTaps, i);
-      weighted_sum(taps, x, reach, a);
-#pragma unroll
-      for (int c = 0; c < kVector; ++c) {
-        const float sigma = sigmoid<T>(a[c]);
-        da[c] *= sigma * (1 + a[c] * (1 - sigma));
-      }
-#pragma unroll
-      for (int j = 0; j < kTaps; ++j) {
-        if (j >= reach) continue;
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-          dx.at[j][c] += taps.at[j][c] * da[c];
-          if (own) dweight[j][c] += da[c] * x.at[j][c];
-        }
-      }
+      add_gradients<T>(taps, x, dy, reach, own, dx, dweight);
     };
     // Stores the gradient of the token kTaps − 1 places before, if it is in this strip.
     const auto store = [&](bool own) {
@@ -286,21 +318,8 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
       });
     }
   }
-#pragma unroll
-  for (int i = 0; i < kTaps; ++i) {
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) sums[strip][i * kVector + c][group] = dweight[i][c];
-  }
-  __syncthreads();
-  float* part = parts + blockIdx.x / channel_blocks * channels * width;
-  for (int own = threadIdx.x; own < kGroups * kVector * kTaps; own += kThreads) {
-    const int from = own % kGroups, i = own / kGroups / kVector, c = own / kGroups % kVector;
-    const std::int64_t channel = place.first_channel - group * kVector + from * kVector + c;
-    if (channel >= channels || i >= width) continue;
-    float sum = 0;
-    for (int s = 0; s < kStrips; ++s) sum += sums[s][i * kVector + c][from];
-    part[channel * width + width - 1 - i] = sum;
-  }
+  write_part(dweight, sums, parts + blockIdx.x / channel_blocks * channels * width, place.first_channel, channels,
+             width);
 }
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -49,6 +49,48 @@ __device__ __forceinline__ int channel_column(const MixerStep& p, int at, int i_
   return in_values < columns && value < value_dim ? 2 * heads * key_dim + h * value_dim + value : -1;
 }
 
+// The gains of a head, and its factor of the outputs.
+struct HeadGains {
+  float a, b, scale;  // erase gain, write gain
+
+  __device__ __forceinline__ HeadGains(const MixerStep& p, float beta, const Keys& keys, float scale) : scale(scale) {
+    const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
+    a = static_cast<float>(p.rule.step.erase_scale) * alpha;
+    b = static_cast<float>(p.rule.step.write_scale) * alpha;
+  }
+
+  // Returns what four columns of the state get, b v − a S̃ᵀk.
+  __device__ __forceinline__ float4 writes(const float4& v, const float4& error) const {
+    return {fmaf(b, v.x, -a * error.x), fmaf(b, v.y, -a * error.y), fmaf(b, v.z, -a * error.z),
+            fmaf(b, v.w, -a * error.w)};
+  }
+
+  // Returns the output of column c before the norm, with value v. The rows of `errors` and `outs` are the warps' parts
+  // of S̃ᵀk and S̃ᵀq.
+  template <int kColumns>
+  __device__ __forceinline__ float output(const float (&errors)[kStateWarps][kColumns],
+                                          const float (&outs)[kStateWarps][kColumns], int c, float v,
+                                          const Keys& keys) const {
+    float error = 0, out = 0;
+#pragma unroll
+    for (int w = 0; w < kStateWarps; ++w) {
+      error += errors[w][c];
+      out += outs[w][c];
+    }
+    return scale * fmaf(keys.q_dot_k, fmaf(b, v, -a * error), out);
+  }
+};
+
+// Returns decay · s + k · u, four columns of a row of the state after the token.
+__device__ __forceinline__ float4 updated(const float4& s, float decay, float k, const float4& u) {
+  return {fmaf(k, u.x, decay * s.x), fmaf(k, u.y, decay * s.y), fmaf(k, u.z, decay * s.z), fmaf(k, u.w, decay * s.w)};
+}
+
+// Returns the factor of the output norm, with the sum of squares of the head's outputs.
+__device__ __forceinline__ float norm_factor(const MixerStep& p, float squares) {
+  return rsqrtf(__fdividef(squares, static_cast<float>(static_cast<int>(p.shape.value_dim))) + p.norm_eps);
+}
+
 // The numbers from which a thread computes β of a value head, the decay of its key channel, and the output norm and
 // gate of its value column.
 struct HeadScalars {

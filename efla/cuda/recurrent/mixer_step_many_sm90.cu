@@ -134,7 +134,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   __syncthreads();
 
   const Keys keys = keys_of(scratch.convolved, p.rule.qk_l2norm, lane);
-  const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
+  const HeadGains gains(p, beta, keys, scale);
   // Lane i of a warp writes what the warp's row i needs of its key. These numbers lie where the warp's sums come later.
   const int own_key = warp + lane % kStatePieces * kStateWarps;
   const float own_decay = scratch.decay[own_key], own_k = keys.k_factor * scratch.convolved[kStateKeys + own_key];
@@ -156,26 +156,16 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   reinterpret_cast<float4*>(scratch.out[warp])[lane] = out;
   __syncthreads();
 
-  const float a = static_cast<float>(p.rule.step.erase_scale) * alpha;
-  const float b = static_cast<float>(p.rule.step.write_scale) * alpha;
   float4 sums{0, 0, 0, 0};
 #pragma unroll
   for (int w = 0; w < kStateWarps; ++w) {
     const float4 part = reinterpret_cast<const float4*>(scratch.error[w])[lane];
     sums = {sums.x + part.x, sums.y + part.y, sums.z + part.z, sums.w + part.w};
   }
-  const float4 v = reinterpret_cast<const float4*>(scratch.convolved + 2 * kStateKeys)[lane];
-  const float4 u{fmaf(b, v.x, -a * sums.x), fmaf(b, v.y, -a * sums.y), fmaf(b, v.z, -a * sums.z),
-                 fmaf(b, v.w, -a * sums.w)};
+  const float4 u = gains.writes(reinterpret_cast<const float4*>(scratch.convolved + 2 * kStateKeys)[lane], sums);
   float o = 0;
   if (tid < kStateColumns) {
-    float column_error = 0, column_out = 0;
-#pragma unroll
-    for (int w = 0; w < kStateWarps; ++w) {
-      column_error += scratch.error[w][tid];
-      column_out += scratch.out[w][tid];
-    }
-    o = scale * fmaf(keys.q_dot_k, fmaf(b, scratch.convolved[2 * kStateKeys + tid], -a * column_error), column_out);
+    o = gains.output(scratch.error, scratch.out, tid, scratch.convolved[2 * kStateKeys + tid], keys);
     const float squares = warp_sum(o * o);
     if (lane == 0) scratch.squares[warp] = squares;
   }
@@ -187,7 +177,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < kStateColumns / 32; ++i) squares += scratch.squares[i];
-      o *= rsqrtf(__fdividef(squares, static_cast<float>(value_dim)) + p.norm_eps);
+      o *= norm_factor(p, squares);
     }
     *p.o.at(i_b, at) = o * inputs.output_factor(p);
   }
@@ -198,10 +188,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   for (int i = 0; i < kStatePieces; ++i, to += step) {
     const float decay = of_keys[i].x, k = of_keys[i].y;
     const float4 s = *reinterpret_cast<const float4*>(own + i * kStateThreads);
-    if (warp + i * kStateWarps < key_dim) {
-      *reinterpret_cast<float4*>(to) = {fmaf(k, u.x, decay * s.x), fmaf(k, u.y, decay * s.y), fmaf(k, u.z, decay * s.z),
-                                        fmaf(k, u.w, decay * s.w)};
-    }
+    if (warp + i * kStateWarps < key_dim) *reinterpret_cast<float4*>(to) = updated(s, decay, k, u);
   }
 }
 

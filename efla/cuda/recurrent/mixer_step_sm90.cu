@@ -160,6 +160,24 @@ __device__ __forceinline__ float4 sum_keys(float4 x) {
   return x;
 }
 
+// Writes the warp's parts of S̃ᵀk and S̃ᵀq.
+template <int kTaps>
+__device__ __forceinline__ void put_products(const float4 (&state)[kPieces], int first_key, int warp, int lane,
+                                             Shared<kTaps>& shared) {
+  float4 error{}, out{};
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const float4 key = shared.of_keys[first_key + i * kKeysPerPiece];
+    error = accumulated(error, state[i], key.z);
+    out = accumulated(out, state[i], key.w);
+  }
+  error = sum_keys(error);
+  out = sum_keys(out);
+  if (lane >= kQuads) return;
+  reinterpret_cast<float4*>(shared.error[warp])[lane] = error;
+  reinterpret_cast<float4*>(shared.out[warp])[lane] = out;
+}
+
 // Computes the block's columns of value head h. `turn` is the number of earlier value heads. The first turn waits for
 // the previous kernels.
 template <int kTaps>
@@ -189,42 +207,22 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& par
   __syncthreads();
 
   const Keys keys = keys_of(shared.convolved, p.rule.qk_l2norm, lane);
-  const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
+  const HeadGains gains(p, beta, keys, scale);
   if (tid < kStateKeys) {
     const float decay = key_decay, k = keys.k_factor * shared.convolved[kStateKeys + tid];
     shared.of_keys[tid] = {decay, k, decay * k, decay * keys.q_factor * shared.convolved[tid]};
   }
   __syncthreads();
-  float4 error{}, out{};
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const float4 key = shared.of_keys[first_key + i * kKeysPerPiece];
-    error = accumulated(error, state[i], key.z);
-    out = accumulated(out, state[i], key.w);
-  }
-  error = sum_keys(error);
-  out = sum_keys(out);
-  if (lane < kQuads) {
-    reinterpret_cast<float4*>(shared.error[warp])[lane] = error;
-    reinterpret_cast<float4*>(shared.out[warp])[lane] = out;
-  }
+  put_products(state, first_key, warp, lane, shared);
   __syncthreads();
 
-  const float a = static_cast<float>(p.rule.step.erase_scale) * alpha;
-  const float b = static_cast<float>(p.rule.step.write_scale) * alpha;
   float o = 0;
   float* const squares = shared.squares[turn % 2];
   std::uint64_t* const arrived = &shared.arrived[turn % 2];
   static_assert(kColumns <= 32);
   if (warp == 0) {
     const int c = min(tid, kColumns - 1);
-    float column_error = 0, column_out = 0;
-#pragma unroll
-    for (int w = 0; w < kStateWarps; ++w) {
-      column_error += shared.error[w][c];
-      column_out += shared.out[w][c];
-    }
-    o = scale * fmaf(keys.q_dot_k, fmaf(b, shared.convolved[2 * kStateKeys + c], -a * column_error), column_out);
+    o = gains.output(shared.error, shared.out, c, shared.convolved[2 * kStateKeys + c], keys);
     const float sum = warp_sum(tid < kColumns ? o * o : 0.0F);
     if (turn == 0) wait_at_cluster_barrier();
     if (lane < kCluster) send_number(&squares[part.rank], sum, arrived, lane);
@@ -236,17 +234,11 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& par
   for (int w = 0; w < kStateWarps; ++w) {
     sums = accumulated(sums, reinterpret_cast<const float4*>(shared.error[w])[quad], 1.0F);
   }
-  const float4 v = reinterpret_cast<const float4*>(shared.convolved + 2 * kStateKeys)[quad];
-  const float4 u{fmaf(b, v.x, -a * sums.x), fmaf(b, v.y, -a * sums.y), fmaf(b, v.z, -a * sums.z),
-                 fmaf(b, v.w, -a * sums.w)};
+  const float4 u = gains.writes(reinterpret_cast<const float4*>(shared.convolved + 2 * kStateKeys)[quad], sums);
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const float4 key = shared.of_keys[first_key + i * kKeysPerPiece];
-    const float4 s = state[i];
-    if (exists(i)) {
-      *reinterpret_cast<float4*>(place + i * step) = {fmaf(key.y, u.x, key.x * s.x), fmaf(key.y, u.y, key.x * s.y),
-                                                      fmaf(key.y, u.z, key.x * s.z), fmaf(key.y, u.w, key.x * s.w)};
-    }
+    if (exists(i)) *reinterpret_cast<float4*>(place + i * step) = updated(state[i], key.x, key.y, u);
   }
   barrier_wait(arrived, turn / 2 % 2);
   write_history(p, part, h, with_keys, shared.history);
@@ -256,7 +248,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& par
     float all = 0;
 #pragma unroll
     for (int i = 0; i < kCluster; ++i) all += squares[i];
-    o *= rsqrtf(__fdividef(all, static_cast<float>(value_dim)) + p.norm_eps);
+    o *= norm_factor(p, all);
   }
   *p.o.at(part.i_b, h * value_dim + value) = o * output_factor;
 }
