@@ -20,7 +20,6 @@ namespace {
 
 constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
 constexpr SavedStates kSavedOnCpu{};
-constexpr const char* kOneKey = "it does not take rules with two keys";
 // Each saved state is written by the forward and read by the backward, which computes the intervals of a sequence at
 // the same time. For elements of 16 bits longer intervals than this one save little more, and leave too few of them
 // where sequences and heads are few (docs/design/2026-11-cuda-backward.md).
@@ -52,15 +51,7 @@ std::string refuse_saved(const Problem& p, const SavedStates& own) {
 template <class T, class Problem>
 std::string refuse_simd(const Problem& p, bool) {
   const std::string reason = refuse_type<T>();
-  if (reason.empty() && p.rule.two_keys) return kOneKey;
   return reason.empty() ? refuse_saved(p, kSavedOnCpu) : reason;
-}
-
-// Refuses what the kernel for decode steps does not take. Problem is DeltaStep or DeltaSteps.
-template <class T, class Problem>
-std::string refuse_step(const Problem& p, bool) {
-  const std::string reason = refuse_type<T>();
-  return reason.empty() && p.rule.two_keys ? kOneKey : reason;
 }
 
 std::string dimensions(const DeltaShape& shape) { return "keys of " + std::to_string(shape.key_dim) + " dimensions"; }
@@ -69,6 +60,7 @@ std::string dimensions(const DeltaShape& shape) { return "keys of " + std::to_st
 template <class T, class Problem>
 std::string refuse_amx(const Problem& p) {
   if (!cpu::uses_amx()) return "this processor has no AMX, or it is not in use";
+  if (p.rule.two_keys) return "it does not take rules with two keys";
   if (!cpu::amx_takes(p.shape)) return "AMX takes keys of a multiple of 32 dimensions";
   return refuse_simd<T>(p, true);
 }
@@ -169,7 +161,8 @@ std::span<const Implementation<Problem>> backward_rows() {
 template <class T, class S, class Problem = DeltaStep<T, S>>
 std::span<const Implementation<Problem>> step_rows() {
   static const Implementation<Problem> rows[]{
-      {"recurrent_simd", "recurrent", kCpu, refuse_step<T, Problem>, EFLA_CPU_KERNEL(T, step)},
+      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_type<T>(); },
+       EFLA_CPU_KERNEL(T, step)},
       {"recurrent_cuda", "recurrent", kCuda, EFLA_CUDA_ROW(refuse_cuda_step, run_cuda_step)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::step(p); }},
@@ -225,7 +218,7 @@ void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
 template <class T, class S, class Problem = DeltaSteps<T, S>>
 std::span<const Implementation<Problem>> steps_rows() {
   static const Implementation<Problem> rows[]{
-      {"recurrent_simd", "recurrent", kCpu, refuse_step<T, Problem>,
+      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_type<T>(); },
        [](const Problem& p, const ExecutionContext& context) {
          for_each_token(p, [&](const DeltaStep<T, S>& token) { EFLA_CPU_KERNEL(T, step)(token, context); });
        }},

@@ -18,13 +18,16 @@
 namespace efla::test {
 namespace {
 
-// Runs `check` on every SIMD target, for a problem with keys of 40 dimensions and one with 64, which AMX takes.
+// Runs `check` on every SIMD target, for a problem with keys of 40 dimensions, one with 64, which AMX takes, and one
+// with two keys.
 void on_every_target(const std::function<void(const DeltaCase&)>& check) {
   for (const std::string& target : cpu::supported_targets()) {
-    for (const std::int64_t keys : {40, 64}) {
-      SCOPED_TRACE(testing::Message() << target << ", K = " << keys);
+    for (const auto& [keys, erase_key] : {std::pair{40, EraseKey::none}, {64, EraseKey::none}, {40, EraseKey::gated}}) {
+      DeltaCase c{"exact", 1, 1, false, 2, 100, 3, keys, 72, 2, Layout::sliced, true, true, true};
+      c.erase_key = erase_key;
+      SCOPED_TRACE(testing::Message() << target << ' ' << name_of(c));
       const OnTarget guard(target);
-      check({"exact", 1, 1, false, 2, 100, 3, keys, 72, 2, Layout::sliced, true, true, true});
+      check(c);
     }
   }
 }
@@ -37,7 +40,7 @@ bool same_forward(const DeltaData<T>& a, const DeltaData<T>& b) {
 template <class T>
 bool same_backward(const DeltaData<T>& a, const DeltaData<T>& b) {
   return a.dq.same_bits(b.dq) && a.dk.same_bits(b.dk) && a.dv.same_bits(b.dv) && a.dbeta.same_bits(b.dbeta) &&
-         a.dg.same_bits(b.dg) && a.dinitial_state.same_bits(b.dinitial_state);
+         a.derase_key.same_bits(b.derase_key) && a.dg.same_bits(b.dg) && a.dinitial_state.same_bits(b.dinitial_state);
 }
 
 TEST(DeltaForms, ChunkwiseEqualsRecurrent) {
@@ -118,9 +121,10 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
   });
 }
 
-// Tokens [start, start + count) of a view over [B, T, …].
+// Tokens [start, start + count) of a view over [B, T, …], or no view.
 template <class T, int Rank>
 View<T, Rank> tokens_of(View<T, Rank> view, std::int64_t start, std::int64_t count) {
+  if (!view) return view;
   view.data = view.at(std::int64_t{0}, start);
   view.extent[1] = count;
   return view;
@@ -146,6 +150,7 @@ void run_split(const std::string& implementation, DeltaData<T>& data, std::int64
     p.k = tokens_of(p.k, start, count);
     p.v = tokens_of(p.v, start, count);
     p.beta = tokens_of(p.beta, start, count);
+    p.erase_key = tokens_of(p.erase_key, start, count);
     p.o = tokens_of(p.o, start, count);
     p.chunk_states = saved[part].view();
     if (part == 0) p.final_state = state.view();
@@ -160,7 +165,9 @@ void run_split(const std::string& implementation, DeltaData<T>& data, std::int64
     p.k = tokens_of(p.k, start, count);
     p.v = tokens_of(p.v, start, count);
     p.beta = tokens_of(p.beta, start, count);
+    p.erase_key = tokens_of(p.erase_key, start, count);
     p.dout = tokens_of(p.dout, start, count);
+    p.derase_key = tokens_of(p.derase_key, start, count);
     p.dq = tokens_of(p.dq, start, count);
     p.dk = tokens_of(p.dk, start, count);
     p.dv = tokens_of(p.dv, start, count);
@@ -220,7 +227,7 @@ void replace_later_tokens(DeltaData<T>& data, std::int64_t start, const std::fun
     }
     tensor.assign(values);
   };
-  for (auto* tensor : {&data.q, &data.k, &data.v, &data.dout}) replace(*tensor);
+  for (auto* tensor : {&data.q, &data.k, &data.v, &data.dout, &data.erase_key}) replace(*tensor);
   replace(data.beta);
 }
 

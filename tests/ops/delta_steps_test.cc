@@ -14,17 +14,18 @@ namespace {
 constexpr std::int64_t kTokens = 5, kPool = 4;
 const std::vector<std::int64_t> kSlots{3, -1, 0};
 
-DeltaCase pool_case(Decay decay) {
+DeltaCase pool_case(Decay decay, EraseKey erase_key = EraseKey::none) {
   DeltaCase c{"exact", 1, 1, true, std::ssize(kSlots), kTokens, 2, 12, 20, 2, Layout::sliced, false, false, false};
   c.decay = decay;
   c.group = 2;
+  c.erase_key = erase_key;
   return c;
 }
 
 template <class T, class S>
 DeltaSteps<T, S> steps_of(const DeltaForward<T>& f, const View<S, 4>& states,
                           const View<const std::int64_t, 1>& slots) {
-  return {f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, slots, states, f.o};
+  return {f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, slots, states, f.o, {}, f.erase_key};
 }
 
 template <class S>
@@ -36,10 +37,8 @@ void fill(Tensor<S, 4>& states) {
 }
 
 template <class T, class S>
-void check(Decay decay, const std::string& implementation) {
-  SCOPED_TRACE(testing::Message() << implementation << " decay " << static_cast<int>(decay) << ' '
-                                  << cpu::target_name());
-  const DeltaCase c = pool_case(decay);
+void check(const DeltaCase& c, const std::string& implementation) {
+  SCOPED_TRACE(testing::Message() << implementation << ' ' << name_of(c) << ' ' << cpu::target_name());
   DeltaData<T> together(c), single(c);
   const std::array<std::int64_t, 4> extent{kPool, together.shape.value_heads, c.key_dim, c.value_dim};
   Tensor<S, 4> pool(extent, Layout::sliced), initial(extent, Layout::sliced);
@@ -80,10 +79,13 @@ void check(Decay decay, const std::string& implementation) {
 
 void check_all(const std::string& implementation) {
   for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
-    check<float, float>(decay, implementation);
-    check<float, bfloat16>(decay, implementation);
-    check<bfloat16, float>(decay, implementation);
-    check<bfloat16, bfloat16>(decay, implementation);
+    for (const EraseKey erase_key : {EraseKey::none, EraseKey::gated}) {
+      const DeltaCase c = pool_case(decay, erase_key);
+      check<float, float>(c, implementation);
+      check<float, bfloat16>(c, implementation);
+      check<bfloat16, float>(c, implementation);
+      check<bfloat16, bfloat16>(c, implementation);
+    }
   }
 }
 

@@ -112,6 +112,9 @@ TEST_P(DeltaReference, Bfloat16) { run<bfloat16>(); }
 INSTANTIATE_TEST_SUITE_P(Matrix, DeltaReference, testing::ValuesIn(delta_cases()),
                          [](const auto& info) { return name_of(info.param); });
 
+INSTANTIATE_TEST_SUITE_P(TwoKeys, DeltaReference, testing::ValuesIn(two_key_cases()),
+                         [](const auto& info) { return name_of(info.param); });
+
 // The chunk algorithm sums what the tokens of a chunk wrote and erased, so where they erase nearly all, it rounds
 // relative to those terms and not to the little that is left. The other algorithms keep the common tolerance, and so
 // does what is chosen for these problems.

@@ -1,4 +1,4 @@
-// Rules with two keys: with equal keys they are the rules with one key, and rows that cannot compute them refuse.
+// Rules with two keys whose keys are equal are rules with one key.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -6,7 +6,6 @@
 
 #include "tests/support/compare.h"
 #include "tests/support/delta_run.h"
-#include "tests/support/expect_error.h"
 
 namespace efla::test {
 namespace {
@@ -42,19 +41,18 @@ void expect_one_key(const std::string& forward, const std::string& backward, Dec
 
 TEST(TwoKeys, ThatAreEqualAreOneKey) {
   for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
-    for (const bool qk_l2norm : {false, true}) expect_one_key<double>("ref", "recurrent", decay, qk_l2norm);
+    for (const bool qk_l2norm : {false, true}) {
+      expect_one_key<double>("ref", "recurrent", decay, qk_l2norm);
+      for (const std::string& target : cpu::supported_targets()) {
+        const OnTarget guard(target);
+        for (const char* row : {"chunk_simd", "recurrent_simd", "step"}) {
+          const char* backward = row == std::string("chunk_simd") ? row : "";
+          expect_one_key<float>(row, backward, decay, qk_l2norm);
+          expect_one_key<bfloat16>(row, "", decay, qk_l2norm);
+        }
+      }
+    }
   }
-}
-
-TEST(TwoKeys, AreRefusedByRowsThatHaveOneKey) {
-  DeltaData<float> data(two_key_case(Decay::none, false));
-  for (const char* row : {"chunk_simd", "recurrent_simd"}) {
-    expect_error([&] { delta_forward(data.forward(), {.implementation = row}); }, "implementation",
-                 std::string(row) + ": it does not take rules with two keys");
-  }
-  expect_error([&] { delta_backward(data.backward()); }, "implementation",
-               "chunk_simd: it does not take rules with two keys");
-  EXPECT_THROW(choose_saved_states<float>(data.shape, data.rule), Error);
 }
 
 }  // namespace

@@ -147,6 +147,42 @@ inline std::vector<DeltaCase> delta_cases() {
   return cases;
 }
 
+// Returns cases of rules with two keys.
+inline std::vector<DeltaCase> two_key_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  const auto add = [&](DeltaCase c, Decay decay, EraseKey erase_key, std::int64_t group = 1) {
+    c.decay = decay;
+    c.erase_key = erase_key;
+    c.group = group;
+    cases.push_back(c);
+  };
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    for (const char* step : {"euler", "rk2", "rk4", "exact", "implicit_euler", "trapezoid"}) {
+      add({step, 1, 1, true, 1, 70, 2, 40, 24, 1.5, sliced, true, true, true}, decay, EraseKey::gated, 2);
+      add({step, 1, 1, false, 2, 45, 1, 64, 40, 1, column_major, true, true, true}, decay, EraseKey::gated);
+      add({step, 1, 1, true, 1, 20, 2, 32, 16, 1, reversed, true, true, true}, decay, EraseKey::free);
+    }
+    for (const std::int64_t tokens : {1, 15, 16, 17, 31, 32, 33, 48}) {
+      add({"exact", 1, 1, false, 1, tokens, 2, 24, 40, 2, head_major, true, true, true}, decay, EraseKey::gated);
+    }
+    for (const double norm : {0.0, 1e-8, 1e-3, 1e3, 1e4}) {
+      add({"exact", 1, 1, false, 1, 33, 2, 32, 16, norm, contiguous, true, true, true}, decay, EraseKey::gated);
+      add({"exact", 1, 1, true, 1, 33, 1, 16, 32, norm, sliced, true, true, true}, decay, EraseKey::gated);
+    }
+    add({"exact", 1, 1, false, 1, 1000, 1, 128, 128, 3, sliced, true, true, true}, decay, EraseKey::gated);
+    add({"euler", 1, 1, true, 1, 1000, 1, 64, 64, 1, contiguous, false, true, false}, decay, EraseKey::gated);
+    add({"exact", 1, 1, false, 1, 33, 1, 256, 256, 3, contiguous, false, true, true}, decay, EraseKey::gated);
+    add({"euler", 2, 1, true, 1, 63, 2, 100, 5, 1, sliced, true, true, true}, decay, EraseKey::gated);
+    add({"euler", 0, 1, false, 1, 63, 2, 5, 100, 1, sliced, true, false, true}, decay, EraseKey::gated, 3);
+    add({"exact", 1, 0.5, false, 2, 40, 2, 3, 1, 2, contiguous, true, true, true}, decay, EraseKey::gated);
+    DeltaCase packed{"exact", 1, 1, true, 1, 130, 2, 32, 24, 1, sliced, true, true, true};
+    packed.cu_seqlens = {0, 0, 32, 64, 64, 65, 130, 130};
+    add(packed, decay, EraseKey::gated, 2);
+  }
+  return cases;
+}
+
 // Returns cases of keys of one or two dimensions and strong erasure: every token erases most of the previous writes.
 inline std::vector<DeltaCase> erasing_cases() {
   using enum Layout;

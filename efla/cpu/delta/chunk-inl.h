@@ -20,7 +20,7 @@
 #include "efla/rule/problem.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 
 // The place of a chunk: batch entry, value head, its query head, first token, number of tokens (at most kChunk).
 struct ChunkPlace {
@@ -39,26 +39,27 @@ struct ChunkScratch {
   std::int64_t key_stride = 0;  // Kp
   float* q = nullptr;           // [kChunk, Kp] after the L2 norm if the rule has one; not scaled
   float* k = nullptr;           // [kChunk, Kp]; follows q, so both are one matrix of 2 kChunk rows
-  // Without decay the next three are q, k and k.
+  // Without decay the next three are q, the erase keys and k.
   float* q_read = nullptr;        // [kChunk, Kp] q ⊙ prefix: multiplies the state before the chunk
-  float* k_read = nullptr;        // [kChunk, Kp] k ⊙ prefix
+  float* k_read = nullptr;        // [kChunk, Kp] erase keys ⊙ prefix
   float* k_write = nullptr;       // [kChunk, Kp] k ⊙ suffix: enters the state after the chunk
   ChunkDecay decay;               // allocated only if the rule has a decay
   float* k_transposed = nullptr;  // panels of [Kp, kPanel] that cover kChunk tokens
-  // [2 kChunk, kChunk]: P_rj = Σ_i q_ri k_ji Π_{j<t≤r} e^{g_ti}, then L, which has k in place of q. Only j ≤ r of P and
-  // j < r of L are valid.
+  // [2 kChunk, kChunk]: P_rj = Σ_i q_ri k_ji Π_{j<t≤r} e^{g_ti}, then L, which has the erase keys in place of q. Only
+  // j ≤ r of P and j < r of L are valid.
   float* scores = nullptr;
   float* q_factor = nullptr;  // [kChunk] of the L2 norm
   float* k_factor = nullptr;  // [kChunk]
   float* beta = nullptr;      // [kChunk]
-  float* lambda = nullptr;    // [kChunk] ‖k‖²
+  float* lambda = nullptr;    // [kChunk] ‖k‖², with two keys κᵀk
   float* erase = nullptr;     // [kChunk] a
   float* write = nullptr;     // [kChunk] b
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay kind) {
     key_stride = round_up(shape.key_dim, kPanel);
-    q = q_read = arena.floats(2 * kChunk * key_stride);
+    q = q_read = arena.floats((kTwoKeys ? 3 : 2) * kChunk * key_stride);
     k = k_read = k_write = q + kChunk * key_stride;
+    if constexpr (kTwoKeys) k_read = erase_keys();
     if (kind != Decay::none) {
       for (float** rows : {&q_read, &k_read, &k_write}) *rows = arena.floats(kChunk * key_stride);
       decay.lay_out(arena, kind, key_stride);
@@ -67,6 +68,9 @@ struct ChunkScratch {
     scores = arena.floats(2 * kChunk * kChunk);
     for (float** row : {&q_factor, &k_factor, &beta, &lambda, &erase, &write}) *row = arena.floats(kChunk);
   }
+
+  // Returns the erase keys [kChunk, Kp], times the factors of the L2 norm: κ, which follows k, or k itself.
+  float* erase_keys() const { return kTwoKeys ? k + kChunk * key_stride : k; }
 
   const float* p_scores() const { return scores; }
   const float* l_scores() const { return scores + kChunk * kChunk; }
@@ -83,11 +87,12 @@ HWY_INLINE float l2_normalise(float* row, std::int64_t padded) {
 
 // Returns an upper bound on the number of addresses that plan_prefetches adds.
 inline std::int64_t prefetch_addresses(const DeltaShape& shape) {
-  return PrefetchList::of_rows(kChunk, shape.key_dim) * 3 + PrefetchList::of_rows(kChunk, shape.value_dim) * 2;
+  constexpr std::int64_t kKeyRows = kTwoKeys ? 4 : 3;
+  return PrefetchList::of_rows(kChunk, shape.key_dim) * kKeyRows + PrefetchList::of_rows(kChunk, shape.value_dim) * 2;
 }
 
-// Plans prefetches of the chunk at `next`: its rows of q, k and, with a channel gate, g, and the columns [first, last)
-// of v and o. The rows of o will be written, but they also come from memory first.
+// Plans prefetches of the chunk at `next`: its rows of q, the keys and, with a channel gate, g, and the columns [first,
+// last) of v and o. The rows of o will be written, but they also come from memory first.
 template <class T, class Prefetches>
 HWY_INLINE void plan_prefetches(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
                                 Prefetches& prefetches) {
@@ -99,6 +104,10 @@ HWY_INLINE void plan_prefetches(const DeltaForward<T>& p, const ChunkPlace& next
   }
   if (p.q.stride[3] == 1) prefetches.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
   if (p.k.stride[3] == 1) prefetches.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
+  if constexpr (kTwoKeys) {
+    const auto& keys = p.erase_key;
+    if (keys.stride[3] == 1) prefetches.add(keys.at(i_b, t, next.i_q), keys.stride[1], tokens, key_dim);
+  }
   if (p.v.stride[3] == 1) prefetches.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
   if (p.o.stride[3] == 1) prefetches.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
 }
@@ -135,7 +144,7 @@ HWY_INLINE void compute_gains(std::int64_t tokens, const StepSize& step, ChunkSc
   compute_gains(tokens, step, s.beta, s.lambda, s.erase, s.write);
 }
 
-// Copies rows of a chunk of q or k [B, T, H, K] to [kChunk, Kp].
+// Copies rows of a chunk of q or keys [B, T, H, K] to [kChunk, Kp].
 template <class T>
 HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t dim, std::int64_t padded,
                               float* HWY_RESTRICT rows) {
@@ -154,8 +163,10 @@ HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at
   }
 }
 
-// Computes ‖row‖² of the first `tokens` rows of [kChunk, Kp], and perhaps of up to three more.
-HWY_INLINE void squared_norms(const float* rows, std::int64_t tokens, std::int64_t padded, float* out) {
+// Computes the products of the first `tokens` rows of two matrices [kChunk, Kp], and perhaps of up to three more rows.
+// Without kTwoKeys both are `rows`.
+HWY_INLINE void row_products(const float* rows, const float* others, std::int64_t tokens, std::int64_t padded,
+                             float* out) {
   const FloatTag d;
   static_assert(kChunk % 4 == 0);
   for (std::int64_t r = 0; r < tokens; r += 4) {
@@ -164,14 +175,26 @@ HWY_INLINE void squared_norms(const float* rows, std::int64_t tokens, std::int64
     for (std::int64_t i = 0; i < padded; i += kLanes) {
       unroll<4>([&](auto n) EFLA_UNROLLED {
         const FloatVec x = hn::Load(d, rows + (r + n) * padded + i);
-        sums[n] = hn::MulAdd(x, x, sums[n]);
+        if constexpr (kTwoKeys) {
+          sums[n] = hn::MulAdd(hn::Load(d, others + (r + n) * padded + i), x, sums[n]);
+        } else {
+          sums[n] = hn::MulAdd(x, x, sums[n]);
+        }
       });
     }
     store_lane_sums(sums, out + r);
   }
 }
 
-// Loads q, k, β and the decays of a chunk, and applies the L2 norm if the rule has one.
+// Computes row ← factor · row over a multiple of kLanes elements.
+HWY_INLINE void scale_row(float* row, float factor, std::int64_t padded) {
+  const FloatTag d;
+  for (std::int64_t i = 0; i < padded; i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, row + i), hn::Set(d, factor)), d, row + i);
+  }
+}
+
+// Loads q, the keys, β and the decays of a chunk, and applies the L2 norm if the rule has one.
 template <class Problem>
 HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
   const std::int64_t dim = p.shape.key_dim, stride = s.key_stride;
@@ -180,6 +203,13 @@ HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch
   for (std::int64_t r = 0; p.rule.qk_l2norm && r < at.tokens; ++r) {
     s.q_factor[r] = l2_normalise(s.q + r * stride, stride);
     s.k_factor[r] = l2_normalise(s.k + r * stride, stride);
+  }
+  if constexpr (kTwoKeys) {
+    float* keys = s.erase_keys();
+    load_key_rows(p.erase_key, at, dim, stride, keys);
+    for (std::int64_t r = 0; p.rule.qk_l2norm && r < at.tokens; ++r) {
+      scale_row(keys + r * stride, s.k_factor[r], stride);
+    }
   }
   for (std::int64_t r = 0; r < at.tokens; ++r) s.beta[r] = to_float(p.beta(at.i_b, at.start + r, at.i_h));
   for (std::int64_t r = 0; p.rule.decay != Decay::none && r < at.tokens; ++r) {
@@ -191,24 +221,28 @@ HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch
 template <class Problem>
 HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
   load_inputs(p, at, s);
-  squared_norms(s.k, at.tokens, s.key_stride, s.lambda);
+  row_products(s.k, s.erase_keys(), at.tokens, s.key_stride, s.lambda);
   compute_gains(at.tokens, p.rule.step, s);
 }
 
-// Computes q_read, k_read and k_write, after load_chunk has filled q, k and the decays.
+// Computes q_read, k_read and k_write, after load_chunk has filled q, the keys and the decays.
 HWY_NOINLINE inline void apply_decay(std::int64_t tokens, ChunkScratch& s) {
   if (s.decay.kind == Decay::none) return;
   multiply_decays(tokens, s.decay);
   const std::int64_t count = tokens * s.key_stride;
   multiply_rows(s.q, s.decay.prefix, count, s.q_read);
-  multiply_rows(s.k, s.decay.prefix, count, s.k_read);
+  multiply_rows(s.erase_keys(), s.decay.prefix, count, s.k_read);
   multiply_rows(s.k, s.decay.suffix, count, s.k_write);
 }
 
-// Computes the gradient through x/√(Σx² + ε) in place: (dy − y (y·dy)) · factor.
-HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padded, float* dy) {
+// Computes the gradient through y = x/√(Σx² + ε) in place: (dy − y (y·dy + others)) · factor. `others` are the products
+// with their gradients of other rows that have the same factor.
+HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padded, float* dy,
+                                 [[maybe_unused]] float others = 0.0F) {
   const FloatTag d;
-  const FloatVec along = hn::Set(d, dot(y, dy, padded));
+  float product = dot(y, dy, padded);
+  if constexpr (kTwoKeys) product += others;
+  const FloatVec along = hn::Set(d, product);
   for (std::int64_t i = 0; i < padded; i += kLanes) {
     const FloatVec across = hn::NegMulAdd(along, hn::Load(d, y + i), hn::Load(d, dy + i));
     hn::Store(hn::Mul(across, hn::Set(d, factor)), d, dy + i);
@@ -216,7 +250,7 @@ HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padd
 }
 
 // Finishes the backward of token r for a value head: computes dbeta from da and db, and adds to dk [Kp] the gradient
-// through λ = ‖k‖².
+// through λ = ‖k‖². With kTwoKeys it adds to dk and to dκ, which is kChunk rows further, the gradients through κᵀk.
 template <class T>
 HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
                              const ChunkScratch& c, const GainSlopes& slopes, float* dk) {
@@ -225,6 +259,16 @@ HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, st
   const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
   const float beta_unit = slopes.beta_unit[r], lambda_unit = slopes.lambda_unit[r];
   p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * beta_unit * slopes.beta_slope[r] * beta_unit);
+  if constexpr (kTwoKeys) {
+    const FloatVec dmu = hn::Set(d, dalpha * slopes.lambda_slope[r] * lambda_unit), unit = hn::Set(d, lambda_unit);
+    const float *k = c.k + r * c.key_stride, *erase_key = c.erase_keys() + r * c.key_stride;
+    float* derase_key = dk + kChunk * c.key_stride;
+    for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
+      hn::Store(hn::MulAdd(dmu, hn::Mul(hn::Load(d, erase_key + i), unit), hn::Load(d, dk + i)), d, dk + i);
+      hn::Store(hn::MulAdd(dmu, hn::Mul(hn::Load(d, k + i), unit), hn::Load(d, derase_key + i)), d, derase_key + i);
+    }
+    return;
+  }
   const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * slopes.lambda_slope[r] * lambda_unit);
   const FloatVec unit = hn::Set(d, lambda_unit);
   const float* k = c.k + r * c.key_stride;
@@ -233,24 +277,33 @@ HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, st
   }
 }
 
-// Finishes the backward of a token for a query head: applies the L2 norm to dq and dk [Kp] and stores them.
+// Finishes the backward of a token for a query head: applies the L2 norm to dq and dk [Kp] and stores them. With
+// kTwoKeys also dκ, which is kChunk rows after dk.
 template <class T>
 HWY_INLINE void finish_keys(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, const ChunkScratch& c,
                             float* dq, float* dk) {
+  float others = 0.0F;
+  if constexpr (kTwoKeys) {
+    float* derase_key = dk + kChunk * c.key_stride;
+    others = dot(c.erase_keys() + r * c.key_stride, derase_key, c.key_stride);
+    store_row(derase_key, p.rule.qk_l2norm ? c.k_factor[r] : 1.0F, p.shape.key_dim,
+              p.derase_key.at(at.i_b, at.start + r, at.i_q), p.derase_key.stride[3]);
+  }
   if (p.rule.qk_l2norm) {
     l2_normalise_bwd(c.q + r * c.key_stride, c.q_factor[r], c.key_stride, dq);
-    l2_normalise_bwd(c.k + r * c.key_stride, c.k_factor[r], c.key_stride, dk);
+    l2_normalise_bwd(c.k + r * c.key_stride, c.k_factor[r], c.key_stride, dk, others);
   }
   store_row(dq, 1.0F, p.shape.key_dim, p.dq.at(at.i_b, at.start + r, at.i_q), p.dq.stride[3]);
   store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_q), p.dk.stride[3]);
 }
 
-// Computes rows of [Q; K] Kᵀ: the first `columns` columns, or with 0 the columns up to the diagonal.
+// Computes rows of [Q; E] Kᵀ, where E has the erase keys: the first `columns` columns, or with 0 the columns up to the
+// diagonal.
 struct ScoreTiles {
   const ChunkScratch& s;
   std::int64_t key_dim;
   float* out;         // the scores of these rows, [·, kChunk]
-  const float* rows;  // q or k
+  const float* rows;  // q or erase keys
   std::int64_t columns = 0;
 
   template <int M>
@@ -282,7 +335,7 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
   if (s.decay.kind != Decay::channel) {
     transpose_keys(s.k, at.tokens, s);
     multiply_scores({s, key_dim, s.scores, s.q}, at.tokens);
-    multiply_scores({s, key_dim, l_scores, s.k}, at.tokens);
+    multiply_scores({s, key_dim, l_scores, s.erase_keys()}, at.tokens);
     if (s.decay.kind == Decay::scalar) weigh_scores(at.tokens, s.decay, s.scores, l_scores);
     return;
   }
@@ -293,7 +346,7 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
   if (rest > 0) {
     const std::int64_t half = kHalfChunk * s.key_stride;
     multiply_rows(s.q + half, decay.half_prefix, rest * s.key_stride, decay.q_half);
-    multiply_rows(s.k + half, decay.half_prefix, rest * s.key_stride, decay.k_half);
+    multiply_rows(s.erase_keys() + half, decay.half_prefix, rest * s.key_stride, decay.k_half);
     multiply_rows(s.k, decay.half_suffix, half, decay.k_tail);
     transpose_keys(decay.k_tail, kHalfChunk, s);
     multiply_scores({s, key_dim, s.scores + kHalfChunk * kChunk, decay.q_half, kHalfChunk}, rest);
@@ -304,7 +357,7 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
   }
 }
 
-// Computes rows r … of one panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r =
+// Computes rows r … of one panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ κ_r =
 // Sᵀ k_read_r + Σ_{i<r} L_ri u_i. `tile` holds the first term of e. All arrays are [kChunk, kPanel], except values,
 // whose rows may be further apart.
 template <bool kKeepErrors, int M, class T>
@@ -448,7 +501,7 @@ HWY_INLINE void store_chunk_state(const float* panels, const View<float, 5>& vie
   }
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

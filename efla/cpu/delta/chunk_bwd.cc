@@ -8,10 +8,10 @@
 //   dQ = scale dO Sᵀ + dP K,   dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K
 //   dS ← dS + scale Qᵀ dO + Kᵀ G
 //
-// and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, the Q and K that
-// multiply S or dS are the rows q_read, k_read and k_write of chunk-inl.h, and gradients that come from these products
-// are multiplied by the same decays. L and P contain the decays between their tokens. chunk_bwd_decay-inl.h computes
-// the gradient of g.
+// and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With two keys the rows of G Sᵀ
+// and of dL belong to κ (TwoKeyGradientTiles). With a decay, the Q and K that multiply S or dS are the rows q_read,
+// k_read and k_write of chunk-inl.h, and gradients that come from these products are multiplied by the same decays. L
+// and P contain the decays between their tokens. chunk_bwd_decay-inl.h computes the gradient of g.
 //
 // A task has some query heads of a sequence with all of their value heads, from the last chunk to the first
 // (head_range.h). If no heads are computed together, a task has one query head, or all threads compute one query head
@@ -28,7 +28,7 @@
 #include "efla/cpu/delta/chunk_bwd_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 namespace {
 
 // Number of tasks into which a thread group divides a chunk's tokens to sum dq and dk over the value heads.
@@ -43,15 +43,17 @@ struct HeadsScratch {
   std::int64_t state_floats, partial_floats;
   std::int64_t scratches;  // value heads computed at a time
   std::size_t thread_bytes;
-  float* dstate;    // per value head panels [K, kPanel] of dS
-  float* partials;  // [2 kChunk, Kp] dq and dk of every value head; one by one: their sum, and the current head's
+  float* dstate;  // per value head panels [K, kPanel] of dS
+  // [2 kChunk, Kp] dq and dk of every value head, with two keys [3 kChunk, Kp] with dκ; one by one: their sum, and the
+  // current head's
+  float* partials;
   float* thread_scratch;
 
   HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads, int group_threads)
       : group_threads(group_threads),
         heads_at_once(group_threads > 1 && shape.group() >= group_threads),
         state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)),
-        partial_floats(2 * kChunk * round_up(shape.key_dim, kPanel)),
+        partial_floats((kTwoKeys ? 3 : 2) * kChunk * round_up(shape.key_dim, kPanel)),
         scratches(heads_at_once ? group_threads : 1) {
     Arena one;
     BwdScratch().lay_out(one, shape, decay, heads_at_once ? 1 : group_threads);
@@ -72,7 +74,7 @@ struct HeadsScratch {
     BwdScratch s;
     s.lay_out(arena, shape, decay, heads_at_once ? 1 : group_threads);
     s.dq = partial(head);
-    s.dk = s.dq + partial_floats / 2;
+    s.dk = s.dq + partial_floats / (kTwoKeys ? 3 : 2);
     return s;
   }
 };
@@ -118,6 +120,10 @@ HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& nex
   add(p.k, next.i_q, key_dim);
   add(p.dq, next.i_q, key_dim);
   add(p.dk, next.i_q, key_dim);
+  if constexpr (kTwoKeys) {
+    add(p.erase_key, next.i_q, key_dim);
+    add(p.derase_key, next.i_q, key_dim);
+  }
 }
 
 // Computes one panel of value columns of a chunk: U, G, dV, partial sums of da and db, dS, and the transposes for the
@@ -155,7 +161,8 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
 }
 
 // Computes dP (half 0), zero above the diagonal, or dL + dLᵀ (half 1), zero on the diagonal. With a scalar gate also
-// computes decay.pairs, and multiplies both matrices by the weights. With a channel gate half 1 is dL alone.
+// computes decay.pairs, and multiplies both matrices by the weights. With a channel gate or two keys half 1 is dL
+// alone.
 HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
   const FloatTag d;
   const ChunkDecay& decay = s.chunk.decay;
@@ -172,23 +179,23 @@ HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::in
       hn::Store(hn::Mul(gradient, hn::Load(d, decay.weights + j)), d, out + j);
     }
   }
-  if (half == 0 || decay.kind == Decay::channel) return;
+  if (kTwoKeys || half == 0 || decay.kind == Decay::channel) return;
   for (std::int64_t r = 0; r < tokens; ++r) {
     for (std::int64_t j = r + 1; j < tokens; ++j) out[r * kChunk + j] = out[j * kChunk + r];
   }
 }
 
-// Computes one key panel of dq, dk and of the inputs of dg.
+// Computes one key panel of dq, of the gradients of the keys and of the inputs of dg.
 HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s,
                             PrefetchList& prefetches) {
   QueryGradientTiles query{s, padded_values, key, prefetches};
   for_tiles(tokens, query);
-  KeyGradientTiles keys{s, padded_values, tokens, key, prefetches};
+  std::conditional_t<kTwoKeys, TwoKeyGradientTiles, KeyGradientTiles> keys{s, padded_values, tokens, key, prefetches};
   for_tiles(tokens, keys);
   if (s.chunk.decay.kind == Decay::channel) channel_pairs({s.chunk, s.decay, s.dscores, s.dq, s.dk}, tokens, key);
 }
 
-// Computes dbeta, adds to dk the gradient through the gains, and computes dg.
+// Computes dbeta, adds to the gradients of the keys the gradient through the gains, and computes dg.
 template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, BwdScratch& s) {
   const FloatTag d;
@@ -296,7 +303,10 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
       float *dq = sum.dq + r * stride, *dk = sum.dk + r * stride;
       for (std::int64_t i = 1; s.heads_at_once && i < group; ++i) {
         add_rows(s.partial(i) + r * stride, stride, dq);
-        add_rows(s.partial(i) + s.partial_floats / 2 + r * stride, stride, dk);
+        add_rows(s.partial(i) + s.partial_floats / (kTwoKeys ? 3 : 2) + r * stride, stride, dk);
+        if constexpr (kTwoKeys) {
+          add_rows(s.partial(i) + (2 * kChunk + r) * stride, stride, dk + kChunk * stride);
+        }
       }
       finish_keys(p, at, r, sum.chunk, dq, dk);
     }
@@ -342,11 +352,11 @@ void ChunkBwdHeadsBfloat16(const DeltaBackward<bfloat16>& p, const HeadRange& ra
 }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace efla::cpu {
+namespace efla::cpu::EFLA_KEYS {
 namespace {
 
 HWY_EXPORT(ChunkBwdHeadsFloat);
@@ -392,5 +402,5 @@ void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool)
 template void chunk_bwd(const DeltaBackward<float>&, Workspace, ThreadPool&);
 template void chunk_bwd(const DeltaBackward<bfloat16>&, Workspace, ThreadPool&);
 
-}  // namespace efla::cpu
+}  // namespace efla::cpu::EFLA_KEYS
 #endif  // HWY_ONCE

@@ -12,7 +12,7 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 
 // The inputs and the scratch of the gradient of g.
 struct DecayGradient {
@@ -38,7 +38,7 @@ struct ChunkGradients {
   const DecayGradient& decay;
   const float* dscores;  // [2 kChunk, kChunk]: dP, then dL
   float* dq;             // [kChunk, Kp]
-  float* dk;             // [kChunk, Kp]
+  float* dk;             // [kChunk, Kp]; with two keys dκ [kChunk, Kp] follows
 };
 
 // Computes one key panel of the pairs of a row of the second half and a row of the first, with a channel gate. Their
@@ -63,9 +63,10 @@ struct SecondHalfTiles {
     tile.zero();
     tile.multiply_add(dp + kChunk * kChunk, kChunk, 1, k_tail, c.key_stride, kHalfChunk);
     tile.multiply(c.decay.half_prefix + half, c.key_stride);
-    tile.template store_product<true>(c.k + at, s.decay.half_reads + half, c.key_stride);
-    tile.add_rows(s.dk + at, c.key_stride);
-    tile.store(s.dk + at, c.key_stride);
+    const std::int64_t erase_at = kTwoKeys ? at + kChunk * c.key_stride : at;  // κ and dκ follow k and dk
+    tile.template store_product<true>(c.k + erase_at, s.decay.half_reads + half, c.key_stride);
+    tile.add_rows(s.dk + erase_at, c.key_stride);
+    tile.store(s.dk + erase_at, c.key_stride);
   }
 };
 
@@ -101,10 +102,16 @@ HWY_INLINE void half_pairs(const ChunkGradients& s, std::int64_t key, std::int64
     for (std::int64_t r = first; r < last; ++r) {
       const float* dp = s.dscores + r * kChunk;
       const float* dl = dp + kChunk * kChunk;
-      const FloatVec q = hn::Load(d, c.q + r * n + i), k = hn::Load(d, c.k + r * n + i);
+      const FloatVec q = hn::Load(d, c.q + r * n + i);
+      FloatVec k = hn::Load(d, c.k + r * n + i);
       const FloatVec diagonal = hn::Set(d, dp[r]);
       FloatVec dq = hn::MulAdd(diagonal, k, hn::Load(d, s.dq + r * n + i));
       FloatVec dk = hn::MulAdd(diagonal, q, hn::Load(d, s.dk + r * n + i));
+      if constexpr (kTwoKeys) {  // from here on k is κ
+        hn::Store(dk, d, s.dk + r * n + i);
+        k = hn::Load(d, c.erase_keys() + r * n + i);
+        dk = hn::Load(d, s.dk + (kChunk + r) * n + i);
+      }
       FloatVec w = hn::Load(d, c.decay.token + r * n + i);
       for (std::int64_t j = r - 1; j >= first; --j) {
         hn::Store(w, d, weights + (j - first) * kLanes);
@@ -114,7 +121,7 @@ HWY_INLINE void half_pairs(const ChunkGradients& s, std::int64_t key, std::int64
         w = hn::Mul(w, hn::Load(d, c.decay.token + j * n + i));
       }
       hn::Store(dq, d, s.dq + r * n + i);
-      hn::Store(dk, d, s.dk + r * n + i);
+      hn::Store(dk, d, s.dk + (kTwoKeys ? kChunk + r : r) * n + i);
       FloatVec crossing = hn::Zero(d);  // Σ_{j<t} of the pairs (r, j)
       for (std::int64_t j = first; j < r; ++j) {
         const std::int64_t at = j * n + i;
@@ -128,7 +135,8 @@ HWY_INLINE void half_pairs(const ChunkGradients& s, std::int64_t key, std::int64
   }
 }
 
-// Adds to one key panel of dq, dk and dg the terms from inside of the chunk, with a channel gate.
+// Adds to one key panel of dq, dk and dg the terms from inside of the chunk, with a channel gate. With kTwoKeys the
+// gradient of the erase keys is dκ.
 HWY_INLINE void channel_pairs(const ChunkGradients& s, std::int64_t tokens, std::int64_t key) {
   const std::int64_t rest = tokens - kHalfChunk;
   if (rest > 0) {
@@ -223,7 +231,7 @@ HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, co
   }
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -11,34 +11,35 @@
 #include "efla/cpu/delta/chunk_bwd_decay-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 
 // Scratch for one chunk of one value head. Arrays over value columns are lists of panels. Vp and Kp are V and K rounded
 // up to whole panels.
 struct BwdScratch {
   std::int64_t key_dim = 0;
   ChunkScratch chunk;
-  float* state = nullptr;      // panels [K, kPanel] of S before the chunk
-  float* state_t = nullptr;    // Sᵀ: key panels of [Vp, kPanel]
-  float* dstate_t = nullptr;   // dSᵀ after the chunk: key panels of [Vp, kPanel]
-  float* errors = nullptr;     // per thread that works on the head [kChunk, kPanel]: E
-  float* values = nullptr;     // panels [kChunk, kPanel]: V, then dV
-  float* u = nullptr;          // panels [kChunk, kPanel]
-  float* u_t = nullptr;        // Uᵀ: token panels of [Vp, kPanel]
-  float* dout = nullptr;       // panels [kChunk, kPanel]: scale · dO
-  float* g = nullptr;          // panels [kChunk, kPanel]: G
-  float* da = nullptr;         // per panel [kChunk, kLanes]: partial sums
-  float* db = nullptr;         // per panel [kChunk, kLanes]
-  float* dscores = nullptr;    // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ (channel: dL)
-  float* dq = nullptr;         // [kChunk, Kp], the caller's
-  float* dk = nullptr;         // [kChunk, Kp], the caller's
+  float* state = nullptr;     // panels [K, kPanel] of S before the chunk
+  float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
+  float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
+  float* errors = nullptr;    // per thread that works on the head [kChunk, kPanel]: E
+  float* values = nullptr;    // panels [kChunk, kPanel]: V, then dV
+  float* u = nullptr;         // panels [kChunk, kPanel]
+  float* u_t = nullptr;       // Uᵀ: token panels of [Vp, kPanel]
+  float* dout = nullptr;      // panels [kChunk, kPanel]: scale · dO
+  float* g = nullptr;         // panels [kChunk, kPanel]: G
+  float* da = nullptr;        // per panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;        // per panel [kChunk, kLanes]
+  float* dscores = nullptr;   // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ or dL (score_gradient)
+  float* dq = nullptr;        // [kChunk, Kp], the caller's
+  float* dk = nullptr;        // [kChunk, Kp], the caller's; with two keys dκ [kChunk, Kp] follows
   float* addresses = nullptr;  // memory of a prefetch list per thread that works on the head
   DecayGradient decay;         // allocated only if the rule has a decay
 
   // Returns an upper bound on the number of addresses of the rows that a chunk reads and writes.
   static std::int64_t prefetch_addresses(const DeltaShape& shape) {
-    return PrefetchList::of_rows(kChunk, shape.key_dim) * 6 + PrefetchList::of_rows(kChunk, shape.value_dim) * 3 +
-           PrefetchList::of_rows(shape.key_dim, shape.value_dim);
+    constexpr std::int64_t kKeyRows = kTwoKeys ? 8 : 6;
+    return PrefetchList::of_rows(kChunk, shape.key_dim) * kKeyRows +
+           PrefetchList::of_rows(kChunk, shape.value_dim) * 3 + PrefetchList::of_rows(shape.key_dim, shape.value_dim);
   }
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int group_threads) {
@@ -244,7 +245,47 @@ struct KeyGradientTiles {
   }
 };
 
-}  // namespace efla::cpu::HWY_NAMESPACE
+// Computes one key panel of dK = U dSᵀ + dPᵀ Q + dLᵀ E and of the gradient of the erase keys, dE = G Sᵀ + dL K, of a
+// rule with two keys, with decays as in KeyGradientTiles. E has the rows κ.
+struct TwoKeyGradientTiles {
+  const BwdScratch& s;
+  std::int64_t padded_values, tokens, key;
+  PrefetchList& prefetches;
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const ChunkScratch& c = s.chunk;
+    const std::int64_t at = r * c.key_stride + key;
+    const float* dl = s.dscores + kChunk * kChunk;
+    const float* erase_keys = c.erase_keys();
+    KeyGradientTiles products{s, padded_values, tokens, key, prefetches};
+    Tile<M> tile;
+    tile.zero();
+    products.state_product(s.g, s.state_t, r, tile);
+    if (c.decay.kind != Decay::none) {
+      tile.multiply(c.decay.prefix + at, c.key_stride);
+      tile.template store_product<true>(erase_keys + at, s.decay.reads + at, c.key_stride);
+    }
+    if (c.decay.kind != Decay::channel) {
+      tile.multiply_add(dl + r * kChunk, kChunk, 1, c.k + key, c.key_stride, r + M);
+    }
+    tile.store(s.dk + kChunk * c.key_stride + at, c.key_stride);
+    tile.zero();
+    products.state_product(s.u, s.dstate_t, r, tile);
+    if (c.decay.kind != Decay::none) {
+      tile.multiply(c.decay.suffix + at, c.key_stride);
+      tile.template store_product<false>(c.k + at, s.decay.writes + at, c.key_stride);
+    }
+    if (c.decay.kind != Decay::channel) {
+      const std::int64_t row = r * c.key_stride + key;
+      tile.multiply_add(s.dscores + r * kChunk + r, 1, kChunk, c.q + row, c.key_stride, tokens - r);
+      tile.multiply_add(dl + r * kChunk + r, 1, kChunk, erase_keys + row, c.key_stride, tokens - r);
+    }
+    tile.store(s.dk + at, c.key_stride);
+  }
+};
+
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -13,7 +13,7 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 namespace {
 
 struct FwdScratch {
@@ -118,11 +118,11 @@ void ChunkFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadRange& range, s
 std::int64_t PanelWidth() { return kPanel; }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace efla::cpu {
+namespace efla::cpu::EFLA_KEYS {
 namespace {
 
 HWY_EXPORT(ChunkFwdFloat);
@@ -153,5 +153,5 @@ void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) 
 template void chunk_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
 template void chunk_fwd(const DeltaForward<bfloat16>&, Workspace, ThreadPool&);
 
-}  // namespace efla::cpu
+}  // namespace efla::cpu::EFLA_KEYS
 #endif  // HWY_ONCE

@@ -15,11 +15,12 @@
 
 #include "efla/cpu/common/tile-inl.h"
 #include "efla/cpu/common/workspace.h"
+#include "efla/cpu/delta/keys.h"
 #include "efla/rule/problem.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 
 // With a channel gate, scores are matrix products between the two halves of a chunk, and sums over pairs of tokens
 // inside of each half.
@@ -37,7 +38,7 @@ struct ChunkDecay {
   float* half_prefix = nullptr;  // channel: [kHalfChunk, Kp] products from the second half's first token to this row
   float* half_suffix = nullptr;  // channel: [kHalfChunk, Kp] products after this row to the first half's last token
   float* q_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's q ⊙ half_prefix
-  float* k_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's k ⊙ half_prefix
+  float* k_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's erase keys ⊙ half_prefix
   float* k_tail = nullptr;       // channel: [kHalfChunk, Kp] the first half's k ⊙ half_suffix
 
   void lay_out(Arena& arena, Decay decay, std::int64_t stride) {
@@ -143,7 +144,8 @@ HWY_INLINE void weigh_scores(std::int64_t tokens, const ChunkDecay& s, float* p_
   }
 }
 
-// Computes the scores of the pairs first ≤ j ≤ r < last, P with j ≤ r and L with j < r, with a channel gate.
+// Computes the scores of the pairs first ≤ j ≤ r < last, P with j ≤ r and L with j < r, with a channel gate. With
+// kTwoKeys rows r of L are from the erase keys, which follow k.
 HWY_INLINE void pair_scores(const float* q, const float* k, const ChunkDecay& s, std::int64_t first, std::int64_t last,
                             float* p_scores, float* l_scores) {
   const FloatTag d;
@@ -154,7 +156,8 @@ HWY_INLINE void pair_scores(const float* q, const float* k, const ChunkDecay& s,
     std::fill_n(l_sums, kHalfChunk * kLanes, 0.0F);
     for (std::int64_t i = 0; i < n; i += kPanel) {
       const FloatVec q0 = hn::Load(d, q + r * n + i), q1 = hn::Load(d, q + r * n + i + kLanes);
-      const FloatVec k0 = hn::Load(d, k + r * n + i), k1 = hn::Load(d, k + r * n + i + kLanes);
+      const float* keys = kTwoKeys ? k + kChunk * n : k;
+      const FloatVec k0 = hn::Load(d, keys + r * n + i), k1 = hn::Load(d, keys + r * n + i + kLanes);
       FloatVec w0 = hn::Load(d, s.token + r * n + i), w1 = hn::Load(d, s.token + r * n + i + kLanes);
       for (std::int64_t j = r - 1; j >= first; --j) {
         const std::int64_t at = j * n + i;
@@ -175,7 +178,7 @@ HWY_INLINE void pair_scores(const float* q, const float* k, const ChunkDecay& s,
   }
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

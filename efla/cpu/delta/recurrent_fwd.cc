@@ -15,6 +15,8 @@
 //
 //   S̃_tᵀk_t = S'_{t−1}ᵀ (c_t ⊙ k_t),    S'_t = S'_{t−1} + (k_t ⊘ c_t) u_tᵀ
 //
+// With two keys κ takes the place of k in what is read: e = Sᵀκ, κ_{t+1} in k_t·k_{t+1}, and c_t ⊙ κ_t.
+//
 // c is reset to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2]. Nothing
 // overflows or is lost for any decay. With a smaller c, S' and k ⊘ c could overflow; with a larger c, they could lose
 // digits below the normal numbers. A token whose k ⊙ c or q ⊙ c might lose digits, because an element is small, resets
@@ -35,7 +37,7 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 namespace {
 
 constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 2.0F;
@@ -65,7 +67,7 @@ struct FwdScratch {
   float* scales = nullptr;      // [kChunk, Kp]: c of tokens with `applies_pending`; only with a decay
   float* no_key = nullptr;      // [Kp] zeros
   float* out_factor = nullptr;  // [kChunk] scale, times c if c is one number
-  float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·k_t, k_{t−1}·q_t (with the written k) and ‖k_t‖²
+  float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·κ_t, k_{t−1}·q_t (with the written k) and κ_t·k_t
   float* values = nullptr;    // [kChunk, Vp] of v's type, if the caller's v or o cannot be used directly
   float* out = nullptr;       // [kChunk, Vp], likewise
   float* u = nullptr;         // [2, Vp]: the pending updates
@@ -78,6 +80,7 @@ struct FwdScratch {
     if (decay == Decay::scalar) {  // c is in the gains
       chunk.q_read = chunk.q;
       chunk.k_read = chunk.k_write = chunk.k;
+      if constexpr (kTwoKeys) chunk.k_read = chunk.erase_keys();
     }
     value_stride = round_up(shape.value_dim, kPanel);
     state = arena.floats(heads * shape.key_dim * value_stride);
@@ -317,13 +320,13 @@ HWY_INLINE bool has_small_elements(const float* k, const float* q, std::int64_t 
   return !hn::AllFalse(du, hn::Lt(least, hn::Set(du, std::bit_cast<std::uint32_t>(kSmallestFactor) - 1)));
 }
 
-// Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c. Finds the tokens as scale_gains does.
+// Puts the c of a channel gate into rows: κ ⊙ c, q ⊙ c and k ⊘ c. Finds the tokens as scale_gains does.
 HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
   std::fill_n(c.decay.whole, c.key_stride, 1.0F);
   for (std::int64_t r = 0; r < tokens; ++r) {
-    const std::int64_t row = r * c.key_stride;
+    const std::int64_t row = r * c.key_stride, erase_row = kTwoKeys ? row + kChunk * c.key_stride : row;
     float* scales = s.scales + row;
     auto inside = hn::FirstN(d, kLanes);
     for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
@@ -332,12 +335,16 @@ HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
       inside = hn::And(inside, hn::Ge(scale, hn::Set(d, kSmallestScale)));
       inside = hn::And(inside, hn::Le(scale, hn::Set(d, kLargestScale)));
     }
-    s.applies_pending[r] = !hn::AllTrue(d, inside) || has_small_elements(c.k + row, c.q + row, c.key_stride);
+    s.applies_pending[r] = !hn::AllTrue(d, inside) || has_small_elements(c.k + erase_row, c.q + row, c.key_stride);
     for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
       const FloatVec scale = s.applies_pending[r] ? hn::Set(d, 1.0F) : hn::Load(d, scales + i);
       const FloatVec k = hn::Load(d, c.k + row + i);
       hn::Store(scale, d, c.decay.whole + i);
-      hn::Store(hn::Mul(scale, k), d, c.k_read + row + i);
+      if constexpr (kTwoKeys) {
+        hn::Store(hn::Mul(scale, hn::Load(d, c.k + erase_row + i)), d, c.k_read + row + i);
+      } else {
+        hn::Store(hn::Mul(scale, k), d, c.k_read + row + i);
+      }
       hn::Store(hn::Mul(scale, hn::Load(d, c.q + row + i)), d, c.q_read + row + i);
       hn::Store(hn::Div(k, scale), d, c.k_write + row + i);
     }
@@ -361,7 +368,11 @@ HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, FwdS
       sums[0] = hn::MulAdd(hn::Load(d, c.k_write + row + i), q, sums[0]);
       sums[1] = hn::MulAdd(last, hn::Load(d, c.k_read + row + i), sums[1]);
       sums[2] = hn::MulAdd(last, q, sums[2]);
-      sums[3] = hn::MulAdd(k, k, sums[3]);
+      if constexpr (kTwoKeys) {
+        sums[3] = hn::MulAdd(hn::Load(d, c.erase_keys() + row + i), k, sums[3]);
+      } else {
+        sums[3] = hn::MulAdd(k, k, sums[3]);
+      }
     }
     store_lane_sums(sums, s.products + 4 * r);
     c.lambda[r] = s.products[4 * r + 3];
@@ -456,11 +467,11 @@ void RecurrentFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadRange& rang
 std::int64_t RecurrentPanelWidth() { return kPanel; }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace efla::cpu {
+namespace efla::cpu::EFLA_KEYS {
 namespace {
 
 HWY_EXPORT(RecurrentFwdFloat);
@@ -492,5 +503,5 @@ void recurrent_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& po
 template void recurrent_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
 template void recurrent_fwd(const DeltaForward<bfloat16>&, Workspace, ThreadPool&);
 
-}  // namespace efla::cpu
+}  // namespace efla::cpu::EFLA_KEYS
 #endif  // HWY_ONCE

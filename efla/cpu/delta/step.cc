@@ -1,6 +1,6 @@
-// The decode step: one token of the recurrence (docs/ops/delta_rule_step.md). The first pass over a state computes S̃ᵀk
-// and S̃ᵀq, the second pass reads and writes the state for the update. A task has slices of value columns of one or
-// more heads.
+// The decode step: one token of the recurrence (docs/ops/delta_rule_step.md). The first pass over a state computes S̃ᵀκ
+// (κ is k, or the second key) and S̃ᵀq, the second pass reads and writes the state for the update. A task has slices of
+// value columns of one or more heads.
 #include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -10,7 +10,7 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE {
+namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
 namespace {
 
 // Value columns per slice. Slices let several threads work on a few large heads.
@@ -26,21 +26,24 @@ struct StepScratch {
   float* k = nullptr;       // [Kp]
   float* decay = nullptr;   // [Kp] e^g; allocated only if the rule has a decay
   float* q_read = nullptr;  // [Kp] q ⊙ e^g, or q
-  float* k_read = nullptr;  // [Kp] k ⊙ e^g, or k
+  float* k_read = nullptr;  // [Kp] the erase key ⊙ e^g, or the erase key
   float* v = nullptr;       // [kStepColumns]
-  float* error = nullptr;   // [kStepColumns] S̃ᵀk, then u
+  float* error = nullptr;   // [kStepColumns] S̃ᵀκ, then u
   float* out = nullptr;     // [kStepColumns] S̃ᵀq, then o without the scale
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay kind) {
     key_stride = round_up(shape.key_dim, kLanes);
-    for (float** row : {&q, &k}) *row = arena.floats(key_stride);
+    for (float** row : {&q, &k}) *row = arena.floats((kTwoKeys ? 2 : 1) * key_stride);
     q_read = q;
-    k_read = k;
+    k_read = erase_key();
     if (kind != Decay::none) {
       for (float** row : {&decay, &q_read, &k_read}) *row = arena.floats(key_stride);
     }
     for (float** row : {&v, &error, &out}) *row = arena.floats(kStepColumns);
   }
+
+  // Returns the erase key [Kp], times the factor of the L2 norm: κ, which follows k, or k itself.
+  float* erase_key() const { return kTwoKeys ? k + key_stride : k; }
 };
 
 std::size_t StepBytesPerWorker(const DeltaShape& shape, Decay decay) {
@@ -49,7 +52,7 @@ std::size_t StepBytesPerWorker(const DeltaShape& shape, Decay decay) {
   return arena.bytes();
 }
 
-// Computes error = S̃ᵀk and out = S̃ᵀq over N vectors of columns. S̃ is never stored: k_read and q_read hold the decays.
+// Computes error = S̃ᵀκ and out = S̃ᵀq over N vectors of columns. S̃ is never stored: k_read and q_read hold the decays.
 template <int N, class S>
 HWY_INLINE void read_columns(const S* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim, StepScratch& s,
                              std::int64_t column) {
@@ -139,7 +142,7 @@ HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t slot, std::int
   }
 }
 
-// Computes e^g, and q and k times e^g.
+// Computes e^g, and q and the erase key times e^g.
 template <class Problem>
 HWY_INLINE void load_decays(const Problem& p, std::int64_t i_b, std::int64_t i_h, StepScratch& s) {
   const std::int64_t n = s.key_stride;
@@ -151,21 +154,30 @@ HWY_INLINE void load_decays(const Problem& p, std::int64_t i_b, std::int64_t i_h
     exponentials(s.decay, n);
   }
   multiply_rows(s.q, s.decay, n, s.q_read);
-  multiply_rows(s.k, s.decay, n, s.k_read);
+  multiply_rows(s.erase_key(), s.decay, n, s.k_read);
 }
 
-// Loads the token's q, k and gains of one head.
+// Loads the token's q, keys and gains of one head.
 template <class T, class S>
 HWY_INLINE void load_keys(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, StepScratch& s) {
   const std::int64_t key_dim = p.shape.key_dim, i_q = i_h / p.shape.group();
   load_row(p.q.at(i_b, i_q), p.q.stride[2], key_dim, s.key_stride, s.q);
   load_row(p.k.at(i_b, i_q), p.k.stride[2], key_dim, s.key_stride, s.k);
+  if constexpr (kTwoKeys) {
+    load_row(p.erase_key.at(i_b, i_q), p.erase_key.stride[2], key_dim, s.key_stride, s.erase_key());
+  }
   if (p.rule.qk_l2norm) {
     l2_normalise(s.q, s.key_stride);
-    l2_normalise(s.k, s.key_stride);
+    const float factor = l2_normalise(s.k, s.key_stride);
+    if constexpr (kTwoKeys) scale_row(s.erase_key(), factor, s.key_stride);
   }
   if (p.rule.decay != Decay::none) load_decays(p, i_b, i_h, s);
-  const float alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.k, s.k, s.key_stride));
+  float alpha = 0.0F;
+  if constexpr (kTwoKeys) {
+    alpha = two_key_alpha(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.erase_key(), s.k, s.key_stride));
+  } else {
+    alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.k, s.k, s.key_stride));
+  }
   s.erase = static_cast<float>(p.rule.step.erase_scale) * alpha;
   s.write = static_cast<float>(p.rule.step.write_scale) * alpha;
   s.q_dot_k = dot(s.q, s.k, s.key_stride);
@@ -228,11 +240,11 @@ EFLA_FOR_TYPES(Bfloat16Bfloat16, bfloat16, bfloat16)
 std::int64_t StepSlices(const DeltaShape& shape) { return step_slices(shape); }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE
+}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace efla::cpu {
+namespace efla::cpu::EFLA_KEYS {
 namespace {
 
 // Least number of state elements per task if the pool's threads are awake, and if they must be woken. Waking a thread
@@ -276,5 +288,5 @@ template void step(const DeltaStep<float, bfloat16>&, Workspace, ThreadPool&);
 template void step(const DeltaStep<bfloat16, float>&, Workspace, ThreadPool&);
 template void step(const DeltaStep<bfloat16, bfloat16>&, Workspace, ThreadPool&);
 
-}  // namespace efla::cpu
+}  // namespace efla::cpu::EFLA_KEYS
 #endif  // HWY_ONCE
