@@ -79,10 +79,12 @@ DeltaRule rule_of(const Options& options) {
 
 // Refuses a problem that exceeds the machine's memory: K x V states can be huge where the tensors read are small, and a
 // file with holes claims sizes that nobody ever wrote.
-void check_memory(const DeltaShape& shape, Decay decay, bool grad, std::size_t element_bytes, std::size_t state_bytes) {
+void check_memory(const DeltaShape& shape, const DeltaRule& rule, bool grad, std::size_t element_bytes,
+                  std::size_t state_bytes) {
   const double heads = double(shape.batch) * double(shape.value_heads), tokens = heads * double(shape.tokens);
-  const double token = 2.0 * double(shape.key_dim) + 2.0 * double(shape.value_dim) + 1.0;  // q, k, v, o, beta
-  const double gates = decay == Decay::none ? 0.0 : decay == Decay::scalar ? 1.0 : double(shape.key_dim);
+  const double keys = rule.two_keys ? 3.0 : 2.0;
+  const double token = keys * double(shape.key_dim) + 2.0 * double(shape.value_dim) + 1.0;  // q, the keys, v, o, beta
+  const double gates = rule.decay == Decay::none ? 0.0 : rule.decay == Decay::scalar ? 1.0 : double(shape.key_dim);
   const double state = double(shape.value_heads) * double(shape.key_dim) * double(shape.value_dim);
   const double states =
       double(shape.sequences()) * (grad ? 3.0 : 2.0) + (grad ? double(shape.batch) * double(shape.chunks()) : 0.0);
@@ -95,7 +97,7 @@ void check_memory(const DeltaShape& shape, Decay decay, bool grad, std::size_t e
 template <class T>
 struct Problem {
   DeltaShape shape;
-  std::vector<T> q, k, v, beta, dout, o, dq, dk, dv, dbeta;
+  std::vector<T> q, k, v, beta, erase_key, dout, o, dq, dk, dv, dbeta, derase_key;
   std::vector<State<T>> g, dg, initial_state, dfinal_state, final_state, chunk_states, dinitial_state;
   SavedStates saved;
   std::vector<std::int64_t> cu_seqlens;
@@ -107,6 +109,7 @@ struct Problem {
         k(converted<T>(*inputs.k)),
         v(converted<T>(*inputs.v)),
         beta(converted<T>(*inputs.beta)) {
+    if (inputs.erase_key != nullptr) erase_key = converted<T>(*inputs.erase_key);
     if (inputs.dout != nullptr) dout = converted<T>(*inputs.dout);
     if (inputs.g != nullptr) g = converted<State<T>>(*inputs.g);
     if (inputs.decay == Decay::channel) channels = shape.key_dim;
@@ -173,7 +176,8 @@ DeltaForward<T> forward_of(Problem<T>& p, const DeltaRule& rule, Place& place) {
           .o = place.output(p.values(p.o)),
           .final_state = place.output(p.states(p.final_state)),
           .chunk_states = place.output(p.chunks(p.chunk_states)),
-          .saved = p.saved};
+          .saved = p.saved,
+          .erase_key = place.input(p.keys(p.erase_key))};
 }
 
 template <class T>
@@ -183,6 +187,7 @@ DeltaBackward<T> backward_of(Problem<T>& p, const DeltaForward<T>& forward, Plac
   p.dk.resize(p.k.size());
   p.dv.resize(p.v.size());
   p.dbeta.resize(p.beta.size());
+  p.derase_key.resize(p.erase_key.size());
   p.dg.resize(p.g.size());
   p.dinitial_state.resize(p.state_size());
   DeltaBackward<T> backward = efla::backward_of(forward);
@@ -192,6 +197,7 @@ DeltaBackward<T> backward_of(Problem<T>& p, const DeltaForward<T>& forward, Plac
   backward.dk = place.output(p.keys(p.dk));
   backward.dv = place.output(p.values(p.dv));
   backward.dbeta = place.output(p.steps(p.dbeta));
+  backward.derase_key = place.output(p.keys(p.derase_key));
   backward.dg = place.output(p.gates(p.dg));
   backward.dinitial_state = place.output(p.states(p.dinitial_state));
   return backward;
@@ -220,6 +226,7 @@ std::vector<NamedTensor> outputs(Problem<T>& p, bool grad, bool channel_decay) {
     all.push_back(named("dk", p.keys(p.dk)));
     all.push_back(named("dv", p.values(p.dv)));
     all.push_back(named("dbeta", p.steps(p.dbeta)));
+    if (!p.derase_key.empty()) all.push_back(named("derase_key", p.keys(p.derase_key)));
     if (!p.dg.empty()) {
       all.push_back(named("dg", p.gates(p.dg)));
       if (p.channels == 1 && !channel_decay) all.back().shape.pop_back();
@@ -244,6 +251,7 @@ void report_non_finite(const Problem<T>& p) {
   look("dk", p.dk);
   look("dv", p.dv);
   look("dbeta", p.dbeta);
+  look("derase_key", p.derase_key);
   look("dg", p.dg);
   look("dinitial_state", p.dinitial_state);
   if (!names.empty()) print_or_drop(stderr, "efla: apply: inf or NaN in " + names + "\n");
@@ -259,7 +267,7 @@ void print_choice(const char* direction, const Choice& choice) {
 
 template <class T>
 void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inputs) {
-  check_memory(inputs.shape, rule.decay, options.grad, sizeof(T), sizeof(State<T>));
+  check_memory(inputs.shape, rule, options.grad, sizeof(T), sizeof(State<T>));
   Problem<T> problem(inputs);
   const RunOptions run{.implementation = options.implementation, .context = {.device = device_of(options)}};
   if (options.grad) problem.save_states(choose_saved_states<T>(inputs.shape, rule, run));
@@ -295,6 +303,7 @@ void run(const Options& options) {
   const io::SafetensorsFile file(options.in);
   const ApplyInputs inputs = read_inputs(file);
   rule.decay = inputs.decay;
+  rule.two_keys = inputs.erase_key != nullptr;
   if (options.decay && *options.decay != name_of(rule.decay)) {
     throw Error("apply", "--decay", *options.decay,
                 std::string(name_of(rule.decay)) + ", by the axes of g in " + file.path());
@@ -325,9 +334,10 @@ void add_apply(CLI::App& program) {
       ->add_option("IN", options->in,
                    "File with q, k [B,T,H,K], v [B,T,HV,V] and beta [B,T,HV] of F32, BF16 or F64\n"
                    "(HV a multiple of H) and, where wanted, g [B,T,HV] or [B,T,HV,K], the decay's\n"
-                   "logarithm, initial_state [N,HV,K,V], dout [B,T,HV,V], dfinal_state [N,HV,K,V]\n"
-                   "and, for N packed sequences with B = 1, cu_seqlens [N+1] of I64; g and states\n"
-                   "are F32, or F64 where q is")
+                   "logarithm, initial_state [N,HV,K,V], dout [B,T,HV,V], dfinal_state [N,HV,K,V],\n"
+                   "erase_key [B,T,H,K], which erases the state in the place of k, and, for N\n"
+                   "packed sequences with B = 1, cu_seqlens [N+1] of I64; g and states are F32, or\n"
+                   "F64 where q is")
       ->required()
       ->type_name("FILE");
   command->add_option("--out", options->out, "File to write o and final_state to, with --grad also the gradients")
@@ -346,7 +356,8 @@ void add_apply(CLI::App& program) {
       ->add_option("--decay", options->decay,
                    "What g must be: none, scalar or channel (default: whatever its axes say)")
       ->type_name("NAME");
-  command->add_flag("--qk-l2norm", options->qk_l2norm, "Divide q and k by their L2 norms first (default: no)");
+  command->add_flag("--qk-l2norm", options->qk_l2norm,
+                    "Divide q and k by their L2 norms first, and erase_key by that of k (default: no)");
   command->add_option("--scale", options->scale, "Factor on the output (default: K^(-1/2))")->type_name("NUMBER");
   command
       ->add_option("--impl", options->implementation,
@@ -360,8 +371,8 @@ void add_apply(CLI::App& program) {
                    "of q; only --impl ref computes in F64)")
       ->type_name("NAME");
   command->add_flag("--grad", options->grad,
-                    "Also write dq, dk, dv, dbeta, dg and dinitial_state (default: no); needs\n"
-                    "dout or dfinal_state, and takes the one missing as zeros");
+                    "Also write dq, dk, dv, dbeta, derase_key, dg and dinitial_state (default: no);\n"
+                    "needs dout or dfinal_state, and takes the one missing as zeros");
   command->add_option("--device", options->device, "Where to compute: cpu or cuda, the first GPU")
       ->type_name("NAME")
       ->capture_default_str();

@@ -25,7 +25,7 @@ struct Expected {
   const NamedTensor* ApplyInputs::*slot;
 };
 
-constexpr std::array<Expected, 9> kExpected{{
+constexpr std::array<Expected, 10> kExpected{{
     {"q", "[B, T, H, K]", true, false, &ApplyInputs::q},
     {"k", "[B, T, H, K]", true, false, &ApplyInputs::k},
     {"v", "[B, T, HV, V]", true, false, &ApplyInputs::v},
@@ -35,6 +35,7 @@ constexpr std::array<Expected, 9> kExpected{{
     {"dfinal_state", "[N, HV, K, V]", false, true, &ApplyInputs::dfinal_state},
     {"g", "[B, T, HV]", false, true, &ApplyInputs::g},
     {"cu_seqlens", "[N + 1]", false, false, &ApplyInputs::cu_seqlens},
+    {"erase_key", "[B, T, H, K]", false, false, &ApplyInputs::erase_key},
 }};
 
 std::string shape_of(const NamedTensor& tensor) {

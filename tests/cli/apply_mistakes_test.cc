@@ -55,8 +55,8 @@ TEST_F(ApplyMistakes, UnknownTensor) {
   problem_["inital_state"] = problem_["initial_state"];
   expect_refused(
       problem_,
-      "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state, g, cu_seqlens (nearest: "
-      "initial_state)");
+      "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state, g, cu_seqlens, erase_key "
+      "(nearest: initial_state)");
 }
 
 TEST_F(ApplyMistakes, WrongRank) {

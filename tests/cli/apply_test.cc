@@ -23,13 +23,18 @@ struct Rule {
   double scale = NAN;
 };
 
-void normalise(std::vector<double>& x) {
-  double sum = 0;
+// Returns √(Σx² + ε).
+double length_of(const std::vector<double>& x) {
+  double sum = 1e-6;
   for (const double e : x) sum += e * e;
-  for (double& e : x) e /= std::sqrt(sum + 1e-6);
+  return std::sqrt(sum);
 }
 
-// S ← S + k (b v − a Sᵀk)ᵀ, o = scale Sᵀq, per batch entry and head.
+void divide(std::vector<double>& x, double by) {
+  for (double& e : x) e /= by;
+}
+
+// S ← S + k (b v − a Sᵀκ)ᵀ, o = scale Sᵀq, per batch entry and head, with κ = k unless there is an erase key.
 Tensors recurrence(const Tensors& in, const Rule& rule) {
   const auto& shape = in.at("q").shape;
   const auto B = shape[0], T = shape[1], H = shape[2], K = shape[3], V = in.at("v").shape[3];
@@ -44,14 +49,20 @@ Tensors recurrence(const Tensors& in, const Rule& rule) {
         const std::int64_t token = (b * T + t) * H + h;
         const double* q0 = in.at("q").values.data() + token * K;
         const double* k0 = in.at("k").values.data() + token * K;
-        std::vector<double> q(q0, q0 + K), k(k0, k0 + K);
-        if (rule.l2norm) normalise(q), normalise(k);
+        const double* e0 = in.contains("erase_key") ? in.at("erase_key").values.data() + token * K : k0;
+        std::vector<double> q(q0, q0 + K), k(k0, k0 + K), erase_key(e0, e0 + K);
+        if (rule.l2norm) {
+          const double length = length_of(k);
+          divide(q, length_of(q));
+          divide(k, length);
+          divide(erase_key, length);
+        }
         double lambda = 0;
-        for (const double e : k) lambda += e * e;
+        for (std::int64_t i = 0; i < K; ++i) lambda += erase_key[i] * k[i];
         const double gain = rule.gain(in.at("beta").values[token], lambda);
         for (std::int64_t v = 0; v < V; ++v) {
           double read = 0, out = 0;
-          for (std::int64_t i = 0; i < K; ++i) read += state[i * V + v] * k[i];
+          for (std::int64_t i = 0; i < K; ++i) read += state[i * V + v] * erase_key[i];
           const double u = rule.write_scale * gain * in.at("v").values[token * V + v] - rule.erase_scale * gain * read;
           for (std::int64_t i = 0; i < K; ++i) {
             state[i * V + v] += k[i] * u;
@@ -258,7 +269,8 @@ double difference_quotient(Tensors in, const std::string& name, std::size_t elem
 
 Tensors differences(const Tensors& in) {
   Tensors all;
-  for (const char* name : {"q", "k", "v", "beta", "initial_state"}) {
+  for (const char* name : {"q", "k", "v", "beta", "erase_key", "initial_state"}) {
+    if (!in.contains(name)) continue;
     Tensor gradient{in.at(name).shape, {}};
     for (std::size_t i = 0; i < in.at(name).values.size(); ++i) {
       gradient.values.push_back(difference_quotient(in, name, i));
@@ -266,6 +278,22 @@ Tensors differences(const Tensors& in) {
     all[std::string("d") + name] = gradient;
   }
   return all;
+}
+
+// κ = b ∘ k with b between 0 and 1, as in Gated DeltaNet-2.
+TEST_F(Apply, TwoKeys) {
+  Tensors in = random_problem(1, 12, 2, 4, 5);
+  Random random(6);
+  in["erase_key"] = in.at("k");
+  for (double& x : in["erase_key"].values) x *= std::round(random.uniform(0, 1) * 16) / 16;
+  Rule normalised;
+  normalised.l2norm = true;
+  for (const char* row : {"chunk_simd", "recurrent_simd", "ref"}) {
+    EXPECT_TRUE(close(apply(in, TensorType::F32, {"--impl", row}), recurrence(in, {}), 2e-6)) << row;
+    EXPECT_TRUE(close(apply(in, TensorType::F32, {"--impl", row, "--qk-l2norm"}), recurrence(in, normalised), 2e-6))
+        << row;
+  }
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {"--grad"}), differences(in), 1e-5));
 }
 
 TEST_F(Apply, GradientsOfEveryImplementation) {
