@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/autograd/layers/linear.h"
@@ -25,13 +26,44 @@ constexpr std::int64_t kQueries = 256;
 constexpr std::int64_t kLeastRoom = 256;
 
 #if TORCH_VERSION_MAJOR >= 2
+// Returns k or v [B, HKV, S, E] with one head per query head of q [B, H, T, E], in the type of q.
+Tensor of_query_heads(const Tensor& t, const Tensor& q) {
+  return (t.size(1) == q.size(1) ? t : t.repeat_interleave(q.size(1) / t.size(1), 1)).to(q.scalar_type());
+}
+
 // Computes causal_attention by LibTorch's fused kernels for GPUs, which do not store the scores. Requires S = T or T
 // = 1.
 Tensor fused_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
-  const auto of_query_heads = [&](const Tensor& t) {
-    return (t.size(1) == q.size(1) ? t : t.repeat_interleave(q.size(1) / t.size(1), 1)).to(q.scalar_type());
-  };
-  return at::scaled_dot_product_attention(q, of_query_heads(k), of_query_heads(v), {}, 0.0, q.size(2) == k.size(2));
+  return at::scaled_dot_product_attention(q, of_query_heads(k, q), of_query_heads(v, q), {}, 0.0,
+                                          q.size(2) == k.size(2));
+}
+
+// Returns the attention to all keys, or with `causal` and S = T to those up to each query, and the logarithms of the
+// sums of exponentials of the scores [B, H, T].
+std::pair<Tensor, Tensor> attention_part(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
+  if (q.scalar_type() == torch::kBFloat16) {
+    const auto part = at::_scaled_dot_product_flash_attention(q, k, v, 0.0, causal);
+    return {std::get<0>(part), std::get<1>(part)};
+  }
+  const auto part = at::_scaled_dot_product_efficient_attention(q, k, v, {}, /*compute_log_sumexp=*/true, 0.0, causal);
+  return {std::get<0>(part), std::get<1>(part).narrow(2, 0, q.size(2))};
+}
+
+// Whether attention_part takes heads of this size.
+bool takes_parts(const Tensor& q) {
+  constexpr std::int64_t kPiece = 8, kMostDim = 256;
+  return q.is_cuda() && q.size(3) % kPiece == 0 && q.size(3) <= kMostDim;
+}
+
+// Computes causal_attention by the same kernels for S > T: as the attention to earlier tokens and to the queries' own,
+// weighted by their sums of exponentials.
+Tensor attention_of_parts(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const std::int64_t tokens = q.size(2), before = k.size(2) - tokens;
+  const Tensor keys = of_query_heads(k, q), values = of_query_heads(v, q);
+  const auto [earlier, earlier_sum] = attention_part(q, keys.narrow(2, 0, before), values.narrow(2, 0, before), false);
+  const auto [own, own_sum] = attention_part(q, keys.narrow(2, before, tokens), values.narrow(2, before, tokens), true);
+  const Tensor weight = torch::sigmoid(earlier_sum - own_sum).unsqueeze(-1);  // of the earlier tokens
+  return torch::lerp(own.to(torch::kFloat), earlier.to(torch::kFloat), weight).to(q.scalar_type());
 }
 #endif
 
@@ -51,6 +83,7 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t tokens = q.size(2), before = k.size(2) - tokens, key_value_heads = k.size(1);
 #if TORCH_VERSION_MAJOR >= 2
   if (q.is_cuda() && (before == 0 || tokens == 1)) return fused_attention(q, k, v);
+  if (takes_parts(q)) return attention_of_parts(q, k, v);
 #endif
   const auto grouped = q.unflatten(1, {key_value_heads, q.size(1) / key_value_heads});  // [B, HKV, G, T, E]
   const auto keys = k.unsqueeze(2), values = v.unsqueeze(2);

@@ -54,7 +54,7 @@ class KeyValueCache {
 };
 
 // Returns the softmax attention [B, H, T, E] of q [B, H, T, E] to k and v [B, HKV, S, E], S ≥ T. q belongs to the last
-// T of S tokens. On a GPU LibTorch's fused kernels compute it where S = T or T = 1.
+// T of S tokens. On a GPU LibTorch's fused kernels compute it where S = T, T = 1 or E is a multiple of 8 up to 256.
 torch::Tensor causal_attention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v);
 
 // The rotation of queries and keys with E = D/H elements by the positions of tokens.
