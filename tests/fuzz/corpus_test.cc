@@ -41,7 +41,8 @@ INSTANTIATE_TEST_SUITE_P(All, Corpus,
                                          Target{"tokenizer_json", tokenizer_json}, Target{"documents", documents},
                                          Target{"lm_tasks", lm_tasks}, Target{"toml", toml},
                                          Target{"http_requests", http_requests}, Target{"api_requests", api_requests},
-                                         Target{"session", session}),
+                                         Target{"session", session}, Target{"family_config", family_config},
+                                         Target{"weights_index", weights_index}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -38,6 +38,10 @@ void http_requests(io::ByteView bytes);
 void api_requests(io::ByteView bytes);
 // The record in the file of a session: a state that a client of the server sends, or a file of its folder.
 void session(io::ByteView bytes);
+// The config.json of a model of a family.
+void family_config(io::ByteView bytes);
+// The index of the weights of a model, beside two shards a.safetensors and b.safetensors.
+void weights_index(io::ByteView bytes);
 // A configuration.
 void toml(io::ByteView bytes);
 

@@ -11,6 +11,13 @@ namespace efla::io {
 namespace {
 
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr std::size_t kLongestName = 255;  // of a file, in the usual file systems
+
+// Returns whether a text can be the name of a file in a folder.
+bool is_file_name(const std::string& name) {
+  return !name.empty() && name.size() <= kLongestName && name.find('\0') == std::string::npos && name != "." &&
+         name != ".." && std::filesystem::path(name).filename() == name;
+}
 
 }  // namespace
 
@@ -34,7 +41,7 @@ void SafetensorsFolder::open_shards(const std::filesystem::path& folder) {
   std::map<std::string, const SafetensorsFile*> opened;
   for (const auto& [name, value] : index["weight_map"].items()) {
     const auto shard = value.is_string() ? value.get<std::string>() : std::string();
-    if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "." || shard == "..") {
+    if (!is_file_name(shard)) {
       fail_in(path_, "gives tensor " + printable(name) + " the file " + printable(value.dump()) +
                          ", expected the name of one beside it");
     }

@@ -5,7 +5,7 @@
 
 #include "efla/io/file.h"
 #include "efla/io/json.h"
-#include "efla/nn/models/language_model_json.h"
+#include "efla/nn/models/config_fields.h"
 #include "efla/rule/short_conv.h"
 
 namespace efla::nn {

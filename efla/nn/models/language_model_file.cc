@@ -14,6 +14,7 @@
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors_folder.h"
+#include "efla/nn/models/config_fields.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
 

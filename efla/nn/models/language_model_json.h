@@ -25,17 +25,6 @@ LanguageModelConfig language_model_config_from_json(const io::Fields& fields);
 // field `preset` names. Throws for fields as above.
 LanguageModelConfig language_model_config_from_table(const io::Fields& fields);
 
-// Reads the field eos_token_id, a token, a list of tokens, or null for none. Leaves `ids` as they are without the
-// field.
-void read_eos_token_id(const io::Fields& fields, std::vector<std::int64_t>& ids);
-
-// Refuses a field that has another value than null and `values`, the supported ones.
-void allow_values(const io::Fields& fields, const char* name, const std::vector<nlohmann::json>& values);
-
-// Takes note of the fields that transformers, 4 and 5, and flash-linear-attention write for every model. Refuses those
-// that have an unsupported value and would change what a model computes.
-void read_other_fields(const io::Fields& fields);
-
 // Returns a preset by name: efla-340m and efla-1.3b follow section 5.2 and appendix A of EFLA, the others are smaller;
 // docs/checkpoints.md lists them. Throws Error with the nearest name.
 LanguageModelConfig language_model_preset(std::string_view name);
