@@ -84,6 +84,7 @@ constexpr bool divides_keys(const DeltaShape& s) { return s.key_dim > kUndivided
 // float16.
 template <class E>
 struct ChunkProblem {
+  static constexpr int kTokens = kChunkTokens;
   DeltaForward<E> p;
   ChunkRecord* records = nullptr;   // [slots][HV]
   unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows; with a gate per key channel

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/accumulators.cuh"
 #include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tile.cuh"
 
@@ -21,19 +22,6 @@ template <class E, int kCount>
 __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
 #pragma unroll
   for (int step = 0; step < kCount; ++step) to_operand<E>(operand[step], x + 8 * step);
-}
-
-// Multiplies column j of x by factors[j], which is in shared memory.
-template <int kCount>
-__device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* factors, int lane) {
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * i + 2 * (lane % 4));
-    x[4 * i] *= factor.x;
-    x[4 * i + 1] *= factor.y;
-    x[4 * i + 2] *= factor.x;
-    x[4 * i + 3] *= factor.y;
-  }
 }
 
 // Multiplies column j of operands of 16 rows and 64 columns by factors[j], which is in shared memory, and rounds again.

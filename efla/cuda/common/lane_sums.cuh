@@ -1,7 +1,15 @@
-// Sums of several values per lane over the lanes of a warp.
+// Sums over the lanes of a warp.
 #pragma once
 
 namespace efla::gpu {
+
+// Returns the sum over kLanes neighbouring lanes.
+template <int kLanes>
+__device__ __forceinline__ float lane_sum(float x) {
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+  return x;
+}
 
 // Leaves in x[0] the sum of element lane % (2 · kHalf) over the 2 · kHalf lanes of an aligned group. In every step two
 // lanes exchange sums: each keeps half of the elements and gives the other half to the other lane.

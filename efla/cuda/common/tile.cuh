@@ -97,6 +97,15 @@ __device__ __forceinline__ void store_row_piece(E* to, std::int64_t stride, cons
   }
 }
 
+// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory. Run by kThreads threads. The caller commits and
+// waits.
+template <int kThreads>
+__device__ __forceinline__ void load_image(void* to, const void* from, int bytes, int thread) {
+  for (int at = 16 * thread; at < bytes; at += 16 * kThreads) {
+    copy_async_16(shared_address(to) + at, static_cast<const unsigned char*>(from) + at, 16);
+  }
+}
+
 // Starts the copies of rows [t, t + rows) and columns [column, column + 64 · kTiles) of a head to tiles. Rows and
 // columns that do not exist become zeros. `aligned`: rows are contiguous and aligned to 16 bytes. Otherwise elements
 // are copied one by one before the function returns. The caller commits and waits.

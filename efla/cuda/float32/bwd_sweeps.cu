@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Memory::kThreads)
   for (float& x : s) x = 0;
   const View<const float, 4> state = saved_state(p.chunk_states, first.i_b, sequence.chunk(first.start));
   for_each_of_state(s, state, 0, i_h, column, at.key, at.lane, [](float& x, const float* from) { x = *from; });
-  const auto place = [&](std::int64_t i) { return float32_chunk(sequence, first.n, before + i); };
+  const auto place = [&](std::int64_t i) { return place_of<kFloat32Tokens>(sequence, first.n, before + i); };
   Columns16 v;
   read_columns(v, p.v, place(0), i_h, column, at.lane);
   for_each_chunk(
@@ -85,7 +85,7 @@ struct ReverseWalk {
   std::int64_t n, slot, chunks;
   int i_h, slice;
 
-  __device__ ChunkAt place(std::int64_t i) const { return float32_chunk(sequence, n, chunks - 1 - i); }
+  __device__ ChunkAt place(std::int64_t i) const { return place_of<kFloat32Tokens>(sequence, n, chunks - 1 - i); }
 };
 
 // The reverse sweep: a thread block walks a whole sequence and writes dS' and D of every chunk.

@@ -58,6 +58,7 @@ struct Float32Vectors {
 
 // A forward problem with its workspace.
 struct Float32Problem {
+  static constexpr int kTokens = kFloat32Tokens;
   DeltaForward<float> p;
   void* records = nullptr;            // [slots][HV], Float32Record or, with a gate per channel, Float32ChannelRecord
   Float32Vectors* vectors = nullptr;  // [slots][HV]; only in the backward

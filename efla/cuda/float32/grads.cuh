@@ -4,17 +4,10 @@
 // warps compute W and four warps H, 16 × 16 elements each.
 #pragma once
 
+#include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/float32/products.cuh"
 
 namespace efla::gpu {
-
-// Returns the sum over `lanes` neighbouring lanes.
-template <int lanes>
-__device__ __forceinline__ float lane_sum(float x) {
-#pragma unroll
-  for (int offset = 1; offset < lanes; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
-  return x;
-}
 
 // Computes the products of a chunk and a value head. Shared is the type of the shared memory of a thread block, whose
 // members state (S, then dS'), dout, d and u have a slice.

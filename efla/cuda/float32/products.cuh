@@ -11,6 +11,7 @@
 // are used, and not before the loop, where they would occupy registers.
 #pragma once
 
+#include "efla/cuda/common/accumulators.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/float32/tile.cuh"
 
@@ -92,18 +93,10 @@ __device__ __forceinline__ Operand column_operand(std::uint32_t tile, int row, i
   return operand_of(x);
 }
 
-// Multiplies column j of x by factors[j], which is in shared memory.
+// Multiplies column j of x by factors[j], which is in shared memory. Addresses are computed here.
 template <int kCount>
 __device__ __forceinline__ void scale_by_column(float (&x)[kCount], const float* factors, int lane) {
-  lane = opaque(lane) & 31;
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * i + 2 * (lane % 4));
-    x[4 * i] *= factor.x;
-    x[4 * i + 1] *= factor.y;
-    x[4 * i + 2] *= factor.x;
-    x[4 * i + 3] *= factor.y;
-  }
+  scale_columns(x, factors, opaque(lane) & 31);
 }
 
 }  // namespace efla::gpu

@@ -33,11 +33,11 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
   typename Memory::State s;
   read_state(s, p.initial_state, n, i_h, column, at.key, at.lane);
   Columns16 v;
-  if (chunks > 0) read_columns(v, p.v, float32_chunk(sequence, n, 0), i_h, column, at.lane);
+  if (chunks > 0) read_columns(v, p.v, place_of<kFloat32Tokens>(sequence, n, 0), i_h, column, at.lane);
   for_each_chunk(
       memory.stages, chunks,
       [&](std::int64_t i, typename Memory::Stage& stage) {
-        start_loads<true, Memory::kThreads>(c, float32_chunk(sequence, n, i), slot + i, i_h, stage);
+        start_loads<true, Memory::kThreads>(c, place_of<kFloat32Tokens>(sequence, n, i), slot + i, i_h, stage);
       },
       [&](std::int64_t i, const typename Memory::Stage& stage) {
         const Float32Record& record = stage.record;
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
           if (owned(tile)) add_parts(o + 4 * tile, memory.parts[1], at.column / 16, tile, at.lane);
         }
         residual(e, v, record, at.lane);
-        if (i + 1 < chunks) read_columns(v, p.v, float32_chunk(sequence, n, i + 1), i_h, column, at.lane);
+        if (i + 1 < chunks) read_columns(v, p.v, place_of<kFloat32Tokens>(sequence, n, i + 1), i_h, column, at.lane);
         solve_lower(u, e, shared_address(record.solve), at.lane);
         scale_by_column(o, record.out, at.lane);
         multiply_lower(o, u, shared_address(record.p), at.lane, owned);
-        write_columns(o, p.o, float32_chunk(sequence, n, i), i_h, column, at.lane, owned);
+        write_columns(o, p.o, place_of<kFloat32Tokens>(sequence, n, i), i_h, column, at.lane, owned);
         scale_by_column(u, record.write, at.lane);
         decay_state(s, stage, at.key, at.lane);
         add_to_state<KD>(s, u, shared_address(stage.written_keys() + at.key), at.lane);

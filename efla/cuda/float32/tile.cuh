@@ -1,4 +1,4 @@
-// Tiles of float32 in shared memory, and where a chunk lies. A row of a tile has kColumns elements. Element (row,
+// Tiles of float32 in shared memory. A row of a tile has kColumns elements. Element (row,
 // column) lies at column ^ swizzle(row) of its row. So both ways in which products read a tile have no bank conflicts:
 // pairs of elements of rows (multiply_rows), and two rows of eight columns (multiply_columns).
 #pragma once
@@ -38,26 +38,6 @@ __device__ __forceinline__ std::uint32_t element_address(std::uint32_t tile, int
   return tile + 4 * static_cast<std::uint32_t>(tile_index<kColumns>(row, column));
 }
 
-// Returns the slot of the first chunk of a sequence.
-__device__ __forceinline__ std::int64_t first_slot(const Float32Problem& c, std::int64_t n) {
-  return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kFloat32Tokens + n;
-}
-
-// Returns where chunk number `chunk` of sequence n lies.
-__device__ __forceinline__ ChunkAt float32_chunk(const Sequence& s, std::int64_t n, std::int64_t chunk) {
-  const std::int64_t start = s.begin + chunk * kFloat32Tokens;
-  return {n,     s.i_b, s.begin,
-          s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kFloat32Tokens})))};
-}
-
-// Returns where the chunk of a slot lies. All lanes of a warp take part.
-__device__ __forceinline__ ChunkAt chunk_at(const Float32Problem& c, std::int64_t slot) {
-  const std::int64_t n = c.slots_per_sequence > 0
-                             ? slot / c.slots_per_sequence
-                             : find_sequence(c.p.shape.packed, slot, [&](std::int64_t i) { return first_slot(c, i); });
-  return float32_chunk(sequence_of(c.p, n), n, slot - first_slot(c, n));
-}
-
 // Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head to a tile of kFloat32Tokens
 // rows. Rows and columns that do not exist become zeros. `aligned`: rows are contiguous and aligned to 16 bytes.
 // Otherwise elements are copied one by one before the function returns. The caller commits and waits.
@@ -82,14 +62,6 @@ __device__ __forceinline__ void load_tile(float* tile, const View<const float, 4
     const int row = i / kColumns, own = i % kColumns;
     const bool exists = row < rows && column + own < view.extent[3];
     tile[tile_index<kColumns>(row, own)] = exists ? *view.at(i_b, t + row, i_h, column + own) : 0.0F;
-  }
-}
-
-// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory. Run by kThreads threads.
-template <int kThreads>
-__device__ __forceinline__ void load_image(void* to, const void* from, int bytes, int thread) {
-  for (int at = 16 * thread; at < bytes; at += 16 * kThreads) {
-    copy_async_16(shared_address(to) + at, static_cast<const unsigned char*>(from) + at, 16);
   }
 }
 

@@ -2,25 +2,12 @@
 #pragma once
 
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
+#include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
-
-// Returns the sum over the four lanes 4 (lane / 4) to 4 (lane / 4) + 3.
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
-// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory. Run by kThreads threads.
-template <int kThreads>
-__device__ __forceinline__ void load_images(unsigned char* to, const unsigned char* from, int bytes, int thread) {
-  for (int byte = 16 * thread; byte < bytes; byte += 16 * kThreads) {
-    copy_async_16(shared_address(to) + byte, from + byte, 16);
-  }
-}
 
 // Writes dv = b∘D of a slice, with D in the tile `d` and b in `gains`. Returns the thread's part of db. kThreads / 64
 // neighbouring threads have one token.

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "efla/cuda/chunk/prepare/channels.cuh"
-#include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {

@@ -25,7 +25,6 @@
 // tokens of the block from t on read from before the block; what tokens of the block before t give to after the block;
 // and terms that span the whole block (Crossing).
 #include "efla/cuda/chunk/grads/grads_channel_sm90.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 

@@ -9,7 +9,6 @@
 #include "efla/cuda/chunk/grads/grads_channel_memory.cuh"
 #include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/chunk/products.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tile.cuh"
 #include "efla/cuda/common/wgmma.cuh"
@@ -294,8 +293,7 @@ class ChannelGrads {
       __syncthreads();
       if (slice + kStages < c_.slices) load_slice(slice + kStages);
     }
-#pragma unroll
-    for (int offset = 1; offset < kThreads / kChunkTokens; offset *= 2) db += __shfl_xor_sync(0xffffffffU, db, offset);
+    db = lane_sum<kThreads / kChunkTokens>(db);
     if (thread_ % (kThreads / kChunkTokens) == 0) m_.b[thread_ / (kThreads / kChunkTokens)] = db;
     put_state_products(states);
     const float2 query = of_rows(m_.query_factor), key = of_rows(m_.key_factor);
@@ -417,10 +415,6 @@ class ChannelGrads {
   __device__ float2 of_rows(const float* vector) const {
     const int row = kBlock * block_ + lane_ / 4;
     return {vector[row], vector[row + 8]};
-  }
-  __device__ static void scale_rows(Sums& x, float2 factor) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
   }
   // Multiplies the channels of x by the decays over a block.
   __device__ void scale_channels(Sums& x, int block) const { scale_columns(x, m_.decay[block] + 32 * quarter_, lane_); }

@@ -19,7 +19,6 @@
 // of the keys. Of the 64 × 64 matrices the warps of part 0 compute W, and the warps of part 1 compute H. With sixteen
 // warps a multiprocessor has one thread block, which copies the next slice of value columns while it computes one.
 #include "efla/cuda/chunk/grads/grads_portable.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 

@@ -8,7 +8,6 @@
 #include "efla/cuda/chunk/grads/grads.cuh"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/chunk/products.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
@@ -205,7 +204,7 @@ class PortableGrads {
   __device__ void put_sums(int kind, const float (&sums)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sum = quad_sum(sums[r]);
+      const float sum = lane_sum<4>(sums[r]);
       if (lane_ % 4 == 0) m_.sums[kind][part_][16 * row_ + lane_ / 4 + 8 * r] = sum;
     }
   }
@@ -216,13 +215,6 @@ class PortableGrads {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) sum += m_.sums[kind][part][row];
     return sum;
-  }
-
-  // Returns the sum over the threads of a row.
-  __device__ static float row_sum(float x) {
-#pragma unroll
-    for (int offset = 1; offset < kRowThreads; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
-    return x;
   }
 
   // Returns the sum of the squares of a piece.
@@ -241,7 +233,7 @@ class PortableGrads {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) sum += piece_squares(tiles, row, kPieces * (thread_ % kRowThreads) + i);
-    return row_sum(sum);
+    return lane_sum<kRowThreads>(sum);
   }
 
   // Returns λ of token `thread_`. It is computed where it is needed, because registers are scarce.
@@ -291,14 +283,14 @@ class PortableGrads {
     constexpr int kState = kTiles * kTileBytes;
     const unsigned char* const u = c_.writes + slice_at(slice) * kTileBytes;
     if constexpr (kPhase == PortablePhase::write) {
-      load_images<kThreads>(to, u, kTileBytes, thread);
-      load_images<kThreads>(to + kTileBytes, c_.dstates + slice_at(slice) * kState, kState, thread);
+      load_image<kThreads>(to, u, kTileBytes, thread);
+      load_image<kThreads>(to + kTileBytes, c_.dstates + slice_at(slice) * kState, kState, thread);
     } else {
       load_rows<1, kThreads>(to, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread);
-      load_images<kThreads>(to + kTileBytes, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread);
+      load_image<kThreads>(to + kTileBytes, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread);
       constexpr bool kScores = kPhase == PortablePhase::scores;
-      load_images<kThreads>(to + 2 * kTileBytes, kScores ? u : c_.states + slice_at(slice) * kState,
-                            kScores ? kTileBytes : kState, thread);
+      load_image<kThreads>(to + 2 * kTileBytes, kScores ? u : c_.states + slice_at(slice) * kState,
+                           kScores ? kTileBytes : kState, thread);
     }
   }
 
@@ -339,7 +331,7 @@ class PortableGrads {
       db += value_gradients<kThreads>(c_, at_, i_h_, slice, d, m_.b, thread_);
     });
     prefetch<PortablePhase::read>();
-    db = row_sum(db);
+    db = lane_sum<kRowThreads>(db);
     if (thread_ % kRowThreads == 0) m_.b[thread_ / kRowThreads] = db;
     const bool gated = p_.rule.decay == Decay::scalar;
     float products[32] = {};

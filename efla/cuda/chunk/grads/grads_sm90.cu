@@ -373,7 +373,7 @@ __device__ __forceinline__ void finish_h(float (&h)[32], float (&products)[32], 
       products[j] *= h[j];
     }
   }
-  rows.put(sums.key_key, quad_sum(key_key.x), quad_sum(key_key.y));
+  rows.put(sums.key_key, lane_sum<4>(key_key.x), lane_sum<4>(key_key.y));
 }
 
 // Runs group 2, which computes G, the gradients of values, β and gates, and the factors of tokens.

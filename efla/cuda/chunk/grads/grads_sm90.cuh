@@ -7,7 +7,6 @@
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/grads/grads.cuh"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/ring.cuh"
@@ -271,7 +270,7 @@ struct RowsOfWarp {
       const float2 y = pair_of(tiles, pair);
       (pair % 2 == 0 ? sum.x : sum.y) += x[2 * pair] * y.x + x[2 * pair + 1] * y.y;
     }
-    return {quad_sum(sum.x), quad_sum(sum.y)};
+    return {lane_sum<4>(sum.x), lane_sum<4>(sum.y)};
   }
   // x += factor · (unit · rows of `tiles`).
   template <int kCount>
@@ -311,13 +310,6 @@ __device__ __forceinline__ void keep_below(float* x, int lane) {
   x[4] = x[5] = 0;
   x[6] = first ? x[6] : 0.0F;
   x[7] = second ? x[7] : 0.0F;
-}
-
-// Multiplies both rows of the accumulators by factors.
-template <int kCount>
-__device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
 }
 
 // Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i to to[t] for every token t. Sums over j are followed by sums over i,

@@ -4,7 +4,7 @@
 // docs/equations.md has the equations, docs/design/2026-11-cuda-forward.md the choices.
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
-#include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/ring.cuh"

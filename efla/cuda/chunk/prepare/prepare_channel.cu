@@ -12,7 +12,7 @@
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
-#include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 

@@ -5,10 +5,9 @@
 // sequences from the last chunk to the first and writes dS' and D. As in forward_portable.cu, a thread block has a
 // slice of 64 value columns, and each of its four warps keeps 16 rows of the transposed state in registers.
 #include "efla/cuda/chunk/chunk_bwd.h"
-#include "efla/cuda/chunk/grads/grads.cuh"
 #include "efla/cuda/chunk/products.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/saved_state.cuh"
@@ -43,9 +42,8 @@ __device__ __forceinline__ void start_loads(const ChunkBackward<E>& c, const Chu
   const int thread = threadIdx.x;
   if constexpr (kChannel) {
     const auto& from = reinterpret_cast<const ScaledRows<kTiles>*>(c.forward.scaled)[slot * p.shape.value_heads + i_h];
-    load_images<kThreads>(stage.k, from.k, (kReverse ? 3 : 2) * kTiles * kTileBytes, thread);
-    load_images<kThreads>(reinterpret_cast<unsigned char*>(stage.decay),
-                          reinterpret_cast<const unsigned char*>(from.decay), sizeof(stage.decay), thread);
+    load_image<kThreads>(stage.k, from.k, (kReverse ? 3 : 2) * kTiles * kTileBytes, thread);
+    load_image<kThreads>(stage.decay, from.decay, sizeof(stage.decay), thread);
   } else {
     load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.forward.k_rows, thread);
     if constexpr (kReverse) {
@@ -57,9 +55,8 @@ __device__ __forceinline__ void start_loads(const ChunkBackward<E>& c, const Chu
   } else {
     load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
   }
-  load_images<kThreads>(reinterpret_cast<unsigned char*>(&stage.record),
-                        reinterpret_cast<const unsigned char*>(&c.forward.records[slot * p.shape.value_heads + i_h]),
-                        sizeof(ChunkRecord), thread);
+  load_image<kThreads>(&stage.record, &c.forward.records[slot * p.shape.value_heads + i_h], sizeof(ChunkRecord),
+                       thread);
   copy_async_commit();
 }
 
@@ -186,17 +183,6 @@ __device__ __forceinline__ void walk(const ChunkBackward<E>& c, float (&s)[32 * 
   }
 }
 
-// Returns where chunk number `chunk` of sequence n lies.
-__device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64_t n, std::int64_t chunk) {
-  const std::int64_t start = sequence.begin + chunk * kChunkTokens;
-  return {n,
-          sequence.i_b,
-          sequence.begin,
-          sequence.end,
-          start,
-          static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
-}
-
 // The forward sweep: a thread block walks from one saved state to the next, `interval_chunks` chunks at most.
 // `saved_states` is the number of saved states per sequence. If sequences are packed it is 0, and every slot has a
 // thread block, because only the device knows where saved states lie. Blocks of other slots end at once.
@@ -220,8 +206,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const View<const float, 4> state = saved_state(p.chunk_states, first.i_b, sequence.chunk(first.start));
   for_each_element<kTiles>(s, state, 0, i_h, 64 * slice + 16 * warp, lane,
                            [](float& x, const float* from) { x = *from; });
-  walk<kTiles, kStages, false, kChannel>(
-      c, s, slot, chunks, i_h, slice, [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
+  walk<kTiles, kStages, false, kChannel>(c, s, slot, chunks, i_h, slice, [&](std::int64_t chunk) {
+    return place_of<kChunkTokens, true>(sequence, first.n, before + chunk);
+  });
 }
 
 // The reverse sweep: a thread block walks a whole sequence.
@@ -234,9 +221,9 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_const
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float ds[32 * kTiles];
   read_state<kTiles>(ds, p.dfinal_state, n, i_h, 64 * slice + 16 * warp, lane);
-  walk<kTiles, kStages, true, kChannel>(c, ds, first_slot(c.forward, n),
-                                        (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens, i_h, slice,
-                                        [&](std::int64_t chunk) { return place_of(sequence, n, chunk); });
+  walk<kTiles, kStages, true, kChannel>(
+      c, ds, first_slot(c.forward, n), (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens, i_h, slice,
+      [&](std::int64_t chunk) { return place_of<kChunkTokens, true>(sequence, n, chunk); });
   write_state<kTiles>(ds, p.dinitial_state, n, i_h, 64 * slice + 16 * warp, lane);
 }
 

@@ -11,7 +11,6 @@
 // reverse sweep.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/products.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
 #include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/error.h"

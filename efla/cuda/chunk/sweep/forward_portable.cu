@@ -8,8 +8,8 @@
 // tokens.
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/products.cuh"
-#include "efla/cuda/chunk/slots.cuh"
 #include "efla/cuda/chunk/state.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tile.cuh"
@@ -32,14 +32,6 @@ struct Stage {
   __device__ const unsigned char* written() const { return kChannel ? w : k; }
 };
 
-// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory.
-__device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
-  const std::uint32_t first = shared_address(to);
-  for (int at = 16 * static_cast<int>(threadIdx.x); at < bytes; at += 16 * kThreads) {
-    copy_async_16(first + at, static_cast<const unsigned char*>(from) + at, 16);
-  }
-}
-
 // Starts and commits the copies of a chunk's rows and record to a stage. `column` is the slice's first value column.
 template <int kTiles, bool kChannel, class E>
 __device__ __forceinline__ void start_loads(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t slot,
@@ -49,14 +41,14 @@ __device__ __forceinline__ void start_loads(const ChunkProblem<E>& c, const Chun
   const int thread = threadIdx.x;
   if constexpr (kChannel) {
     const auto& from = reinterpret_cast<const ScaledRows<kTiles>*>(c.scaled)[slot * p.shape.value_heads + i_h];
-    start_copy(stage.k, from.k, 3 * kTiles * kTileBytes);
-    start_copy(stage.decay, from.decay, sizeof(stage.decay));
+    load_image<kThreads>(stage.k, from.k, 3 * kTiles * kTileBytes, thread);
+    load_image<kThreads>(stage.decay, from.decay, sizeof(stage.decay), thread);
   } else {
     load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
     load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
   }
   load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
-  start_copy(&stage.record, &c.records[slot * p.shape.value_heads + i_h], sizeof(ChunkRecord));
+  load_image<kThreads>(&stage.record, &c.records[slot * p.shape.value_heads + i_h], sizeof(ChunkRecord), thread);
   copy_async_commit();
 }
 
@@ -114,15 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
   const Sequence sequence = sequence_of(c.p, n);
   const std::int64_t slot = first_slot(c, n),
                      chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
-  const auto place = [&](std::int64_t chunk) {
-    const std::int64_t start = sequence.begin + chunk * kChunkTokens;
-    return ChunkAt{n,
-                   sequence.i_b,
-                   sequence.begin,
-                   sequence.end,
-                   start,
-                   static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
-  };
+  const auto place = [&](std::int64_t chunk) { return place_of<kChunkTokens, true>(sequence, n, chunk); };
 
   float s[32 * kTiles];
   read_state<kTiles>(s, c.p.initial_state, n, i_h, column + 16 * warp, lane);

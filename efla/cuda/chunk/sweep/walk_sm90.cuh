@@ -6,7 +6,7 @@
 
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
-#include "efla/cuda/chunk/slots.cuh"
+#include "efla/cuda/common/chunk_at.cuh"
 #include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/common/tile.cuh"
