@@ -17,13 +17,12 @@
 // A warp computes 16 tokens and a part of the key channels of the gradients of keys and queries. Four warps compute W
 // and four warps H, 16 × 16 elements each.
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/grads.cuh"
 
 namespace efla::gpu {
 namespace {
-
-constexpr int kMatrixStride = kFloat32Tokens + 1;
 
 // Sums over the keys of a token, to which every part of the channels adds: k̂·X, and the terms r and w.
 enum Sum { kErase, kRead, kWritten, kSums };
@@ -36,7 +35,7 @@ struct Memory {
   float dout[kFloat32Tokens * kFloat32Columns], d[kFloat32Tokens * kFloat32Columns];
   union {
     float u[kFloat32Tokens * kFloat32Columns];
-    float sums[kSums][kParts][kFloat32Tokens];  // once U has been multiplied
+    KeySums<kSums, kParts, kFloat32Tokens> sums;  // once U has been multiplied
   };
   float w[kFloat32Tokens * kFloat32Tokens], h[kFloat32Tokens * kFloat32Tokens];
   Float32Vectors vectors;
@@ -146,16 +145,13 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
   }
 
   __device__ void put_sums(int kind, const float (&sums)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = lane_sum<4>(sums[r]);
-      if (lane_ % 4 == 0) m_.sums[kind][part_][first_ + lane_ / 4 + 8 * r] = sum;
-    }
+    m_.sums.put(kind, part_, first_ + lane_ / 4, sums, lane_);
   }
+  // As m_.sums.total, but with a loop over references the compiler reads single numbers, not vectors, and moves fewer.
   __device__ float sum_of(int kind, int row) const {
     float sum = 0;
 #pragma unroll
-    for (const auto& part : m_.sums[kind]) sum += part[row];
+    for (const auto& part : m_.sums.of[kind]) sum += part[row];
     return sum;
   }
 
@@ -210,7 +206,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
       for (int turn = 0; turn < 2; ++turn) {
         if (quadrant_ / 4 == turn) {
           for_scores([&](int i, int row, int column) {
-            float& element = m_.state[row * kMatrixStride + column];
+            float& element = m_.state[row * (kFloat32Tokens + 1) + column];
             const float product = scores[i] * products[i];
             element = turn == 0 ? product : element - m_.vectors.a[row] * product;
           });
@@ -222,20 +218,12 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     __syncthreads();
   }
 
-  // Writes Σ_{i≥t>j} M_ij of every token t to dg. Sums over j are followed by sums over i, so that terms that do not
-  // span t are never added.
+  // Writes Σ_{i≥t>j} M_ij of every token t to dg.
   __device__ void spanning_sums() {
     if (thread_ >= kFloat32Tokens) return;
-    float* const matrix = m_.state;
-    float before = 0;
-    for (int j = 0; j <= thread_; ++j) {
-      const float element = matrix[thread_ * kMatrixStride + j];
-      matrix[thread_ * kMatrixStride + j] = before;
-      before += element;
-    }
+    sum_before<kFloat32Tokens>(m_.state, thread_);
     __syncwarp();
-    float sum = 0;
-    for (int i = kFloat32Tokens - 1; i >= thread_; --i) sum += matrix[i * kMatrixStride + thread_];
+    const float sum = sum_from<kFloat32Tokens>(m_.state, thread_);
     if (thread_ < at_.rows) p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
   }
 
@@ -293,20 +281,19 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
                            static_cast<float>(p_.rule.step.write_scale) * m_.db[thread_];
       const Gain<float> of_token = gain(p_.rule.step, beta, m_.vectors.lambda[thread_]);
       if (thread_ < at_.rows) {
-        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-            dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit;
+        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) = beta_gradient(of_token, dalpha);
       }
-      twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
+      twice_dlambda = twice_lambda_gradient(of_token, dalpha);
       unit = of_token.lambda_unit;
     }
     __syncthreads();  // the sums have been read
     if (thread_ < kFloat32Tokens) {
-      m_.sums[kErase][0][thread_] = twice_dlambda;
-      m_.sums[kErase][1][thread_] = unit;
+      m_.sums.of[kErase][0][thread_] = twice_dlambda;
+      m_.sums.of[kErase][1][thread_] = unit;
     }
     __syncthreads();
     for_pairs(m_.k, dk, [&](int, int row, float2 k, float* pair) {
-      const float factor = m_.sums[kErase][0][row], of_row = m_.sums[kErase][1][row];
+      const float factor = m_.sums.of[kErase][0][row], of_row = m_.sums.of[kErase][1][row];
       pair[0] += factor * (of_row * k.x);
       pair[1] += factor * (of_row * k.y);
     });

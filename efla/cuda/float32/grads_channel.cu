@@ -17,6 +17,7 @@
 // tokens of the block from t on read from before the block; what tokens of the block before t give to after the block;
 // and terms that span the whole block (crossing).
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/channels.cuh"
@@ -50,7 +51,7 @@ struct ChannelMemory {
   // Terms of gates' gradients that span whole blocks: what a block's tokens read from before an earlier block, what a
   // block's tokens write that dS' has, and S·dS'.
   float read[kPairs][kChannels], written[kFloat32Blocks][kChannels], states[KD];
-  float sums[kSums][KD / 32][kFloat32Tokens];
+  KeySums<kSums, KD / 32, kFloat32Tokens> sums;
   float db[kFloat32Tokens];
   ChunkAt at;  // not in registers, because registers are scarce
   float twice_dlambda[kFloat32Tokens], unit[kFloat32Tokens], along_key[kFloat32Tokens], along_query[kFloat32Tokens];
@@ -357,13 +358,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
   __device__ void put_sums(ChannelSum kind, int first, Tokens& x) {
     const int lane = opaque(threadIdx.x) % 32U;
     sum_over_lanes(x, lane);
-    if (lane < kBlock) m_.sums[kind][(first + channel()) / 32][kBlock * block() + lane] = x[0];
-  }
-  __device__ float sum_of(ChannelSum kind, int token) const {
-    float sum = 0;
-#pragma unroll
-    for (const auto& part : m_.sums[kind]) sum += part[token];
-    return sum;
+    if (lane < kBlock) m_.sums.of[kind][(first + channel()) / 32][kBlock * block() + lane] = x[0];
   }
 
   // Writes dbeta, and the numbers per token that the gradients of keys and queries need. Ends with a barrier.
@@ -372,17 +367,16 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
       const float lambda = m_.vectors.lambda[thread_];
       const float beta = thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
       const float dalpha = static_cast<float>(p_.rule.step.write_scale) * m_.db[thread_] -
-                           static_cast<float>(p_.rule.step.erase_scale) * sum_of(kErase, thread_);
+                           static_cast<float>(p_.rule.step.erase_scale) * m_.sums.total(kErase, thread_);
       const Gain<float> of_token = gain(p_.rule.step, beta, lambda);
       if (thread_ < at_.rows) {
-        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-            dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit;
+        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) = beta_gradient(of_token, dalpha);
       }
-      const float twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
+      const float twice_dlambda = twice_lambda_gradient(of_token, dalpha);
       m_.twice_dlambda[thread_] = twice_dlambda;
       m_.unit[thread_] = of_token.lambda_unit;
-      m_.along_key[thread_] = sum_of(kAlongKey, thread_) + twice_dlambda * (of_token.lambda_unit * lambda);
-      m_.along_query[thread_] = sum_of(kAlongQuery, thread_);
+      m_.along_key[thread_] = m_.sums.total(kAlongKey, thread_) + twice_dlambda * (of_token.lambda_unit * lambda);
+      m_.along_query[thread_] = m_.sums.total(kAlongQuery, thread_);
     }
     __syncthreads();
   }

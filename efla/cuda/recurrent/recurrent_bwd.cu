@@ -16,6 +16,7 @@
 
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/delta.h"
@@ -376,10 +377,8 @@ __global__ void __launch_bounds__(kThreads)
     const Gain<float> of_head = gain(p.rule.step, to_float(p.beta(i_b, t, i_h)), of_token.lambda);
     const float dalpha =
         static_cast<float>(p.rule.step.erase_scale) * da + static_cast<float>(p.rule.step.write_scale) * db;
-    if (lane == 0) {
-      p.dbeta(i_b, t, i_h) = from_state<T>(dalpha * of_head.beta_unit * of_head.beta_slope * of_head.beta_unit);
-    }
-    const float twice_dlambda = 2 * dalpha * of_head.lambda_slope * of_head.lambda_unit;
+    if (lane == 0) p.dbeta(i_b, t, i_h) = from_state<T>(beta_gradient(of_head, dalpha));
+    const float twice_dlambda = twice_lambda_gradient(of_head, dalpha);
 #pragma unroll
     for (int i = 0; i < KD / 32; ++i) dk[i] += twice_dlambda * (of_token.k[i] * of_head.lambda_unit);
   }

@@ -3,6 +3,7 @@
 
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/common/chunk_at.cuh"
+#include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/tile.cuh"

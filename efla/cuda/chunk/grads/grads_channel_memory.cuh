@@ -6,6 +6,7 @@
 
 #include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/common/chunk_at.cuh"
+#include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
@@ -58,7 +59,7 @@ struct ChannelShared {
   float key_unit[kUnitRows<E> ? kChunkTokens : 0], query_unit[kUnitRows<E> ? kChunkTokens : 0];  // of rows (unit_of)
   float a[kChunkTokens], b[kChunkTokens];
   float of_key[kChunkTokens], of_query[kChunkTokens];  // factors: of_key k is added to dk, of_query q to dq
-  float sums[kSums][kQuarters][kChunkTokens];
+  KeySums<kSums, kQuarters, kChunkTokens> sums;
   ChunkAt at;                   // not in registers, because registers are scarce
   std::uint64_t full[kStages];  // barriers: the images of a slice have been copied
 

@@ -158,16 +158,14 @@ __device__ void ChannelGrads<E, kTiles>::finish_tokens() {
     const Gain<float> of_token =
         is_euler() ? Gain<float>{beta(), 1, 1, 0, 0} : gain(p_.rule.step, beta(), squares * n_k * n_k);
     const float dalpha = static_cast<float>(p_.rule.step.write_scale) * m_.b[thread_] -
-                         static_cast<float>(p_.rule.step.erase_scale) * sum_of(kErase, thread_);
+                         static_cast<float>(p_.rule.step.erase_scale) * m_.sums.total(kErase, thread_);
     if (thread_ < at_.rows) {
-      p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-          from_state<E>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+      p_.dbeta(at_.i_b, at_.start + thread_, i_h_) = from_state<E>(beta_gradient(of_token, dalpha));
     }
-    float of_key = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit * (of_token.lambda_unit * n_k) * n_k,
-          of_query = 0;
+    float of_key = twice_lambda_gradient(of_token, dalpha) * (of_token.lambda_unit * n_k) * n_k, of_query = 0;
     if (p_.rule.qk_l2norm) {
-      of_key -= n_k * n_k * (sum_of(kAlongKey, thread_) + of_key * squares);
-      of_query = -n_q * n_q * sum_of(kAlongQuery, thread_);
+      of_key -= n_k * n_k * (m_.sums.total(kAlongKey, thread_) + of_key * squares);
+      of_query = -n_q * n_q * m_.sums.total(kAlongQuery, thread_);
     }
     m_.of_key[thread_] = of_key;
     m_.of_query[thread_] = of_query;

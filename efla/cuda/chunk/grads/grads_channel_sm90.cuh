@@ -126,14 +126,7 @@ class ChannelGrads {
   // Writes the sums over the warp's channels of x, for the tokens of half a block.
   __device__ void put_sums(ChannelSum kind, int half, float (&x)[kHalf]) {
     sum_over_lanes(x, lane_);
-    if (lane_ < kHalf) m_.sums[kind][quarter_][kBlock * block_ + kHalf * half + lane_] = x[0];
-  }
-  // Returns a sum over all channels of a token.
-  __device__ float sum_of(ChannelSum kind, int token) const {
-    float sum = 0;
-#pragma unroll
-    for (int quarter = 0; quarter < kQuarters; ++quarter) sum += m_.sums[kind][quarter][token];
-    return sum;
+    if (lane_ < kHalf) m_.sums.of[kind][quarter_][kBlock * block_ + kHalf * half + lane_] = x[0];
   }
 
   // Starts the copy of keys or queries to their tiles; does not commit it.
@@ -178,7 +171,7 @@ class ChannelGrads {
     const bool is_key = quarter_ % 2 == 0;
     const float squares = query_squares<E, 1>(shared_address(is_key ? tile().k : tile().q), block_, opaque(lane_));
     if (lane_ < kBlock) {
-      m_.sums[is_key ? kKeySquares : kQuerySquares][quarter_ / 2][kBlock * block_ + lane_] = squares;
+      m_.sums.of[is_key ? kKeySquares : kQuerySquares][quarter_ / 2][kBlock * block_ + lane_] = squares;
     }
   }
 
@@ -188,7 +181,7 @@ class ChannelGrads {
     const ChannelSum kind = lane_ < kBlock ? kKeySquares : kQuerySquares;
     float squares = 0;
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) squares += m_.sums[kind][i][kBlock * block_ + lane_ % kBlock];
+    for (int i = 0; i < kTiles; ++i) squares += m_.sums.of[kind][i][kBlock * block_ + lane_ % kBlock];
     const float unit = unit_of(squares, p_.rule.qk_l2norm);
     const int element = this->element();
     const auto multiply = [&](unsigned char* rows, int i, float factor) {
@@ -262,7 +255,7 @@ class ChannelGrads {
   __device__ float squares_of(ChannelSum kind) const {
     float sum = 0;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) sum += m_.sums[kind][tile][thread_];
+    for (int tile = 0; tile < kTiles; ++tile) sum += m_.sums.of[kind][tile][thread_];
     return sum;
   }
   // Returns β of token `thread_`.

@@ -12,8 +12,6 @@
 
 namespace efla::gpu {
 
-inline constexpr int kScoreStride = kChunkTokens + 1;
-
 // Sums over the keys of a token, to which every part of the keys adds: k̂·X, and the terms r and w of a gate's gradient.
 enum PortableSum { kErase, kRead, kWritten, kSums };
 
@@ -35,7 +33,7 @@ struct PortableMemory {
   float key_factor[kChunkTokens], query_factor[kChunkTokens];
   float prefix[kChunkTokens], suffix[kChunkTokens];  // log2 γ_i, and ŝ_i
   float a[kChunkTokens], b[kChunkTokens];
-  float sums[kSums][kKeyParts<kTiles>][kChunkTokens];
+  KeySums<kSums, kKeyParts<kTiles>, kChunkTokens> sums;
 };
 
 // Returns the two elements of `tiles` at a pair of accumulators: row `row`, columns 8·piece + 2 (lane % 4) and the
@@ -169,7 +167,7 @@ class PortableGrads {
       for_pairs(
           [&](int, int row, int piece, float* pair) {
             const float2 x = pair_of<E>(tiles, row, piece, lane_);
-            const float factor = factors[row], sum = factor * total(kWritten, row);
+            const float factor = factors[row], sum = factor * m_.sums.total(kWritten, row);
             pair[0] = factor * (pair[0] - sum * x.x);
             pair[1] = factor * (pair[1] - sum * x.y);
           },
@@ -202,19 +200,7 @@ class PortableGrads {
 
   // Writes the warp's part of a sum over keys, for its 16 rows.
   __device__ void put_sums(int kind, const float (&sums)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = lane_sum<4>(sums[r]);
-      if (lane_ % 4 == 0) m_.sums[kind][part_][16 * row_ + lane_ / 4 + 8 * r] = sum;
-    }
-  }
-
-  // Returns a sum over all parts of the keys.
-  __device__ float total(int kind, int row) const {
-    float sum = 0;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) sum += m_.sums[kind][part][row];
-    return sum;
+    m_.sums.put(kind, part_, 16 * row_ + lane_ / 4, sums, lane_);
   }
 
   // Returns the sum of the squares of a piece.
@@ -371,7 +357,7 @@ class PortableGrads {
           for (int i = 0; i < 32; ++i) {
             const int row = 16 * row_ + lane_ / 4 + 8 * (i / 2 % 2),
                       column = 16 * (i / 8) + 8 * (i / 4 % 2) + 2 * (lane_ % 4) + i % 2;
-            float& element = matrix[row * kScoreStride + column];
+            float& element = matrix[row * (kChunkTokens + 1) + column];
             if (i / 8 <= row_) element = products[i] + (turn == 0 ? 0.0F : element);
           }
         }
@@ -402,22 +388,12 @@ class PortableGrads {
     }
   }
 
-  // Writes Σ_{i≥t>j} M_ij of every token t to dg. A prefix sum along rows is followed by a suffix sum along columns, so
-  // that terms that do not span t are never added.
+  // Writes Σ_{i≥t>j} M_ij of every token t to dg.
   __device__ void spanning_sums(float* matrix) {
-    if (thread_ < kChunkTokens) {
-      float before = 0;
-      for (int j = 0; j <= thread_; ++j) {
-        const float element = matrix[thread_ * kScoreStride + j];
-        matrix[thread_ * kScoreStride + j] = before;
-        before += element;
-      }
-    }
+    if (thread_ < kChunkTokens) sum_before<kChunkTokens>(matrix, thread_);
     __syncthreads();
     if (thread_ >= at_.rows) return;
-    float sum = 0;
-    for (int i = kChunkTokens - 1; i >= thread_; --i) sum += matrix[i * kScoreStride + thread_];
-    p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
+    p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum_from<kChunkTokens>(matrix, thread_);
   }
 
   // Computes what reads the state before the chunk: the gradient of q̂, X, and the sums r and k̂·X.
@@ -529,27 +505,25 @@ class PortableGrads {
       float sum = dg, z = 0;
       for (int w = 0; w < kWarps; ++w) z += reinterpret_cast<const float*>(m_.stage[0])[w];
       z *= exp2f(m_.prefix[kChunkTokens - 1]);
-      for (int i = kChunkTokens - 1; i >= thread_; --i) sum += total(kRead, i);
-      for (int j = 0; j < thread_; ++j) sum += total(kWritten, j);
+      sum = m_.sums.add_gate_terms(sum, thread_, kRead, kWritten);
       dg = sum + z;
     }
     if (thread_ < kChunkTokens) {
-      const float da = -total(kErase, thread_);
+      const float da = -m_.sums.total(kErase, thread_);
       const float dalpha = static_cast<float>(p_.rule.step.erase_scale) * da +
                            static_cast<float>(p_.rule.step.write_scale) * m_.b[thread_];
       const Gain<float> of_token = gain(p_.rule.step, beta(), lambda());
       if (thread_ < at_.rows) {
-        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-            from_state<E>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) = from_state<E>(beta_gradient(of_token, dalpha));
       }
-      m_.sums[kErase][0][thread_] = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
-      m_.sums[kErase][1][thread_] = of_token.lambda_unit * m_.key_factor[thread_];
+      m_.sums.of[kErase][0][thread_] = twice_lambda_gradient(of_token, dalpha);
+      m_.sums.of[kErase][1][thread_] = of_token.lambda_unit * m_.key_factor[thread_];
     }
     __syncthreads();
     for_pairs(
         [&](int, int row, int piece, float* pair) {
           const float2 k = pair_of<E>(m_.k, row, piece, lane_);
-          const float twice_dlambda = m_.sums[kErase][0][row], unit = m_.sums[kErase][1][row];
+          const float twice_dlambda = m_.sums.of[kErase][0][row], unit = m_.sums.of[kErase][1][row];
           pair[0] += twice_dlambda * (unit * k.x);
           pair[1] += twice_dlambda * (unit * k.y);
         },
