@@ -38,7 +38,7 @@ namespace efla::cli {
 namespace {
 
 struct ServeArguments {
-  std::string model, tokenizer, name, chat_template, api_keys, state_keys, sessions, device = "auto";
+  std::string model, tokenizer, name, chat_template, tool_format, api_keys, state_keys, sessions, device = "auto";
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;
@@ -81,8 +81,8 @@ std::shared_ptr<const serve::ChatTemplate> choose_chat_template(const std::strin
 }
 
 void run(ServeArguments arguments) {
-  auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, device, timeout, grace, deadline,
-         http, api, engine] = arguments;
+  auto& [model, tokenizer_name, name, chat_template, tool_format, api_keys, state_keys, sessions, device, timeout,
+         grace, deadline, http, api, engine] = arguments;
   http.timeout = milliseconds(timeout);
   http.catch_signals = true;  // before the address is printed, because its reader may stop the server at once
   api.deadline = milliseconds(deadline);
@@ -98,6 +98,7 @@ void run(ServeArguments arguments) {
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
   api.chat = choose_chat_template(chat_template, model, *tokenizer);
+  api.tool_format = serve::parse_tool_format(tool_format);
   engine.on_gpu = choose_model_device("serve", device, model).is_cuda();
   if (engine.on_gpu && nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
     throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
@@ -212,6 +213,12 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
                   "plain, chatml, a Jinja template (*.jinja), or a TOML file with a text per role\n"
                   "(docs/chat.md; default: the template in the model's folder, otherwise plain)")
       ->type_name("NAME");
+  command
+      .add_option("--tool-format", arguments.tool_format,
+                  "How the model writes calls of tools: xml, hermes or json (docs/chat.md; default:\n"
+                  "as the chat template describes it)")
+      ->check(CLI::IsMember({"xml", "hermes", "json"}))
+      ->type_name("FORMAT");
   command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
   add_device_option(command, arguments.device);
   add_weights_option(command, engine.weights);

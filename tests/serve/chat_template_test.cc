@@ -254,6 +254,7 @@ TEST(JsonSlices, KeepWhatWasWritten) {
   EXPECT_EQ(json_elements(members[1].value), (std::vector<std::string_view>{R"({"x": "]\"}"})", "2"}));
   EXPECT_TRUE(is_json_object(R"( {"a": [1]} )"));
   for (const char* other : {"", "{", "[1]", "{} {}", "{\"a\": }", "3"}) EXPECT_FALSE(is_json_object(other)) << other;
+  EXPECT_FALSE(is_json_object(std::string("{}\0x", 4)));
   EXPECT_FALSE(is_json_object(R"({"a": )" + std::string(256, '[') + std::string(256, ']') + "}"));
 }
 

@@ -95,5 +95,152 @@ TEST_F(ServiceChatTest, ATemplateRefusesAndHasVariables) {
   wrong({{"enable_thinking", true}}, "chat_template_kwargs");
 }
 
+const std::string kThinking =
+    std::string(kChatml) + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}{# </think> #}";
+const std::string kTools = "{{ tools | tojson if tools }}{# <tool_call><function= #}" + kThinking;
+
+const json& tools() {
+  static const json kList = json::parse(R"([{"type": "function", "function": {"name": "get", "description": "d",
+      "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}}}}])");
+  return kList;
+}
+
+constexpr const char* kReply =
+    "why\n</think>\n\nI "
+    "look.\n\n<tool_call>\n<function=get>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>$";
+
+// Joins the deltas of a stream as OpenAI's client does.
+json joined(const std::vector<json>& events) {
+  json message{{"content", ""}, {"reasoning_content", ""}, {"tool_calls", json::array()}};
+  for (const auto& event : events) {
+    if (event["choices"].empty()) continue;
+    const auto& delta = event["choices"][0]["delta"];
+    for (const char* field : {"content", "reasoning_content"}) {
+      if (delta.contains(field)) message[field] = message[field].get<std::string>() + delta[field].get<std::string>();
+    }
+    if (!delta.contains("tool_calls")) continue;
+    for (const auto& call : delta["tool_calls"]) {
+      auto& into = message["tool_calls"][call["index"].get<std::size_t>()];
+      if (call.contains("id"))
+        into = call;
+      else
+        into["function"]["arguments"] =
+            into["function"]["arguments"].get<std::string>() + call["function"]["arguments"].get<std::string>();
+      into.erase("index");
+    }
+  }
+  return message;
+}
+
+TEST_F(ServiceChatTest, ReasoningIsApartFromContent) {
+  if (!start_with(kThinking, "why\n</think>\n\nHi$")) GTEST_SKIP() << "python3 or jinja2 is missing";
+  json body{{"messages", {user("a")}}, {"seed", 0}};
+  const auto reply = post("/v1/chat/completions", body);
+  EXPECT_TRUE(prompt().ends_with("<|im_start|>assistant\n<think>\n"));
+  const auto& message = reply["choices"][0]["message"];
+  EXPECT_EQ(message["reasoning_content"], "why");
+  EXPECT_EQ(message["content"], "Hi");
+  EXPECT_EQ(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 12);  // up to the end of </think>
+  body["stream"] = true;
+  auto streamed = joined(stream("/v1/chat/completions", body));
+  EXPECT_EQ(streamed["reasoning_content"], "why");
+  EXPECT_EQ(streamed["content"], "Hi");
+  body["stream"] = false;
+  body["max_tokens"] = 2;
+  const auto cut = post("/v1/chat/completions", body)["choices"][0];
+  EXPECT_EQ(cut["message"]["reasoning_content"], "wh");
+  EXPECT_EQ(cut["message"]["content"], "");
+  EXPECT_EQ(cut["finish_reason"], "length");
+  body["logprobs"] = true;
+  EXPECT_EQ(post("/v1/chat/completions", body)["choices"][0]["logprobs"]["content"].size(), 2U);
+  const auto response = post("/v1/responses", {{"input", "a"}, {"seed", 0}});
+  EXPECT_EQ(response["output"][0]["type"], "reasoning");
+  EXPECT_EQ(response["output"][0]["content"][0]["text"], "why");
+  EXPECT_EQ(response["output"][1]["content"][0]["text"], "Hi");
+  EXPECT_EQ(response["usage"]["output_tokens_details"]["reasoning_tokens"], 12);
+  // The client sends the items back.
+  auto input = response["output"];
+  input.insert(input.begin(), user("a"));
+  input.push_back(user("b"));
+  post("/v1/responses", {{"input", input}});
+  EXPECT_EQ(prompt(),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>user\nb<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\n");
+}
+
+TEST_F(ServiceChatTest, AReplyCallsTools) {
+  if (!start_with(kTools, kReply)) GTEST_SKIP() << "python3 or jinja2 is missing";
+  json body{{"messages", {user("a")}}, {"seed", 0}, {"tools", tools()}, {"parallel_tool_calls", true}};
+  const auto reply = post("/v1/chat/completions", body)["choices"][0];
+  EXPECT_EQ(reply["finish_reason"], "tool_calls");
+  const auto& message = reply["message"];
+  EXPECT_EQ(message["content"], "I look.");
+  EXPECT_EQ(message["reasoning_content"], "why");
+  ASSERT_EQ(message["tool_calls"].size(), 1U);
+  const auto& call = message["tool_calls"][0];
+  EXPECT_EQ(call["type"], "function");
+  EXPECT_EQ(call["function"], json({{"name", "get"}, {"arguments", "{\"days\": 3}"}}));
+  EXPECT_TRUE(call["id"].get<std::string>().starts_with("call_"));
+  const std::string written =
+      R"([{"type": "function", "function": {"name": "get", "parameters": {"b": 1.0, "a": 1e2}}}])";
+  ask("POST", "/v1/chat/completions", R"({"messages": [{"role": "user", "content": "a"}], "tools": )" + written + "}");
+  EXPECT_TRUE(prompt().starts_with(
+      R"([{"type": "function", "function": {"name": "get", "parameters": {"b": 1.0, "a": 100.0}}}])"))
+      << prompt();
+  body["stream"] = true;
+  const auto events = stream("/v1/chat/completions", body);
+  EXPECT_EQ(events.back()["choices"][0]["finish_reason"], "tool_calls");
+  auto streamed = joined(events);
+  streamed["tool_calls"][0]["id"] = call["id"];
+  EXPECT_EQ(streamed["tool_calls"], message["tool_calls"]);
+  EXPECT_EQ(streamed["content"], "I look.");
+  body["stream"] = false;
+  body["max_tokens"] = 80;
+  const auto cut = post("/v1/chat/completions", body)["choices"][0];
+  EXPECT_EQ(cut["finish_reason"], "length");
+  EXPECT_EQ(cut["message"]["tool_calls"][0]["function"], json({{"name", "get"}, {"arguments", ""}}));
+  body["tool_choice"] = "none";
+  const auto none = post("/v1/chat/completions", body)["choices"][0];
+  EXPECT_FALSE(none["message"].contains("tool_calls"));
+  EXPECT_EQ(prompt().find("function"), std::string::npos);
+  body["tool_choice"] = "required";
+  EXPECT_EQ(post("/v1/chat/completions", body, 400)["error"]["param"], "tool_choice");
+  body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "get"}}}};
+  EXPECT_EQ(post("/v1/chat/completions", body, 400)["error"]["param"], "tool_choice");
+}
+
+TEST_F(ServiceChatTest, AResponseCallsTools) {
+  if (!start_with(kTools, kReply)) GTEST_SKIP() << "python3 or jinja2 is missing";
+  auto tool = tools()[0]["function"];
+  tool["type"] = "function";
+  tool["strict"] = false;
+  json body{{"input", "a"}, {"seed", 0}, {"tools", {tool}}, {"stream", true}};
+  const auto events = stream("/v1/responses", body, false);
+  std::vector<std::string> types;
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i]["sequence_number"], i);
+    const auto type = events[i]["type"].get<std::string>().substr(9);
+    if (types.empty() || types.back() != type) types.push_back(type);
+  }
+  EXPECT_EQ(types, (std::vector<std::string>{"created", "in_progress", "output_item.added", "content_part.added",
+                                             "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+                                             "output_item.done", "output_item.added", "content_part.added",
+                                             "output_text.delta", "output_text.done", "content_part.done",
+                                             "output_item.done", "output_item.added", "function_call_arguments.delta",
+                                             "function_call_arguments.done", "output_item.done", "completed"}));
+  auto output = events.back()["response"]["output"];
+  ASSERT_EQ(output.size(), 3U);
+  EXPECT_EQ(output[2]["type"], "function_call");
+  EXPECT_EQ(output[2]["arguments"], "{\"days\": 3}");
+  EXPECT_EQ(output[2]["name"], "get");
+  EXPECT_EQ(events.back()["response"]["tools"], json({tool}));
+  // The client sends the output back, with the call's result.
+  output.insert(output.begin(), user("a"));
+  output.push_back({{"type", "function_call_output"}, {"call_id", output[3]["call_id"]}, {"output", "rain"}});
+  post("/v1/responses", {{"input", output}});
+  EXPECT_NE(prompt().find("assistant\nI look.<|im_end|>\n<|im_start|>tool\nrain<|im_end|>"), std::string::npos)
+      << prompt();
+}
+
 }  // namespace
 }  // namespace efla::serve

@@ -209,7 +209,9 @@ void read_tools(const Fields& fields, std::string_view text, GenerationRequest& 
   const auto* list = find_list(fields, "tools", "a list of tools");
   if (list == nullptr || list->empty() || (choice != nullptr && *choice == "none")) return;
   const bool chat = request.shape == Shape::chat;
-  const auto slices = json_elements(json_member(text, "tools"));
+  const auto written = json_member(text, "tools");
+  const auto slices = json_elements(written);
+  if (!chat) request.response_tools = written;
   JsonText tools = JsonText::array();
   for_each_object(fields, "tools", *list, [&](const Fields& tool, std::size_t i) {
     if (tool.find<std::string>("type") != "function") tool.refuse("type", "\"function\"");

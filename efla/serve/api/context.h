@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +21,7 @@
 #include "efla/serve/api/requests.h"
 #include "efla/serve/api/state_keys.h"
 #include "efla/serve/chat/chat_template.h"
+#include "efla/serve/chat/reply_parser.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
@@ -29,14 +31,15 @@ using io::JsonText;
 struct ApiOptions {
   std::string model;  // the name that clients use
   std::shared_ptr<const ChatTemplate> chat;
-  bool bos = false;                       // texts begin with the bos token unless the request says otherwise
-  std::int64_t max_tokens = 4096;         // of a reply
-  std::int64_t max_prompt_tokens = 0;     // 0: no limit
-  std::int64_t max_requests_per_key = 0;  // that run at once; 0: no limit
-  std::chrono::milliseconds deadline{0};  // of a reply; 0: none
-  StateKeys state_keys = {};              // sign states that leave the server and come back
-  std::int64_t kv_bytes_per_token = 0;    // KV cache of a softmax model of the same width, in 16 bits
-  std::string page = {};                  // the web page
+  std::optional<ToolFormat> tool_format = {};  // nothing: what the chat template describes
+  bool bos = false;                            // texts begin with the bos token unless the request says otherwise
+  std::int64_t max_tokens = 4096;              // of a reply
+  std::int64_t max_prompt_tokens = 0;          // 0: no limit
+  std::int64_t max_requests_per_key = 0;       // that run at once; 0: no limit
+  std::chrono::milliseconds deadline{0};       // of a reply; 0: none
+  StateKeys state_keys = {};                   // sign states that leave the server and come back
+  std::int64_t kv_bytes_per_token = 0;         // KV cache of a softmax model of the same width, in 16 bits
+  std::string page = {};                       // the web page
 };
 
 // What the requests of a service share.

@@ -22,7 +22,7 @@ JsonText chat_token(std::int32_t id, float logprob, const data::Tokenizer& token
   return {{"token", token_text(id, tokenizer)}, {"logprob", logprob_json(logprob)}, {"bytes", bytes}};
 }
 
-JsonText chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+JsonText chat_logprobs(std::span<const ScoredToken> tokens, const data::Tokenizer& tokenizer) {
   JsonText content = JsonText::array();
   for (const auto& token : tokens) {
     auto entry = chat_token(token.id, token.logprob, tokenizer);
@@ -34,7 +34,7 @@ JsonText chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Token
   return {{"content", content}};
 }
 
-JsonText completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+JsonText completion_logprobs(std::span<const ScoredToken> tokens, const data::Tokenizer& tokenizer) {
   JsonText texts = JsonText::array(), values = JsonText::array(), tops = JsonText::array(), offsets = JsonText::array();
   for (const auto& token : tokens) {
     texts.push_back(token_text(token.id, tokenizer));
@@ -53,6 +53,23 @@ JsonText completion_logprobs(const std::vector<ScoredToken>& tokens, const data:
     tops.push_back(top);
   }
   return {{"tokens", texts}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
+}
+
+// Returns the message of a whole reply.
+JsonText message_json(const ReplyParser& reply) {
+  const bool calls = !reply.calls().empty();
+  JsonText message{{"role", "assistant"},
+                   {"content", calls && reply.content().empty() ? JsonText() : JsonText(reply.content())},
+                   {"refusal", nullptr}};
+  if (!reply.reasoning().empty()) message.add("reasoning_content", reply.reasoning());
+  if (!calls) return message;
+  JsonText list = JsonText::array();
+  for (const auto& call : reply.calls()) {
+    list.push_back(
+        {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  message.add("tool_calls", list);
+  return message;
 }
 
 std::string chunk_start(const ReplyHead& head) {
@@ -108,16 +125,24 @@ std::size_t CharacterCount::push(std::string_view bytes, const data::Tokenizer& 
   return offset;
 }
 
-std::string finish_reason(const engine::Finish& finish) { return std::string(name_of(finish.reason)); }
-
-JsonText usage_json(const engine::Usage& usage) {
-  return {{"prompt_tokens", usage.prompt_tokens},
-          {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+std::string finish_reason(const Choice& choice) {
+  const auto reason = choice.finish->reason;
+  const bool calls = choice.parser && !choice.parser->calls().empty();
+  return calls && reason == engine::FinishReason::stop ? "tool_calls" : std::string(name_of(reason));
 }
 
-JsonText logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+JsonText usage_json(const engine::Usage& usage, const std::vector<Choice>& choices) {
+  JsonText json{{"prompt_tokens", usage.prompt_tokens},
+                {"completion_tokens", usage.completion_tokens},
+                {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+                {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+  std::int64_t reasoning = 0;
+  for (const auto& choice : choices) reasoning += choice.reasoning_tokens;
+  if (reasoning > 0) json.add("completion_tokens_details", {{"reasoning_tokens", reasoning}});
+  return json;
+}
+
+JsonText logprobs_json(Shape shape, std::span<const ScoredToken> tokens, const data::Tokenizer& tokenizer) {
   if (tokens.empty()) return nullptr;
   return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer);
 }
@@ -129,17 +154,17 @@ JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, c
   for (std::size_t i = 0; i < choices.size(); ++i) {
     JsonText entry{{"index", i}};
     if (chat) {
-      entry.add("message", {{"role", "assistant"}, {"content", choices[i].text}, {"refusal", nullptr}});
+      entry.add("message", message_json(*choices[i].parser));
     } else {
       entry.add("text", choices[i].text);
     }
     entry.add("logprobs", logprobs_json(head.shape, choices[i].scored, tokenizer));
-    entry.add("finish_reason", finish_reason(*choices[i].finish));
+    entry.add("finish_reason", finish_reason(choices[i]));
     list.push_back(entry);
   }
   return {{"id", head.id},           {"object", chat ? "chat.completion" : "text_completion"},
           {"created", head.created}, {"model", head.model},
-          {"choices", list},         {"usage", usage_json(usage)}};
+          {"choices", list},         {"usage", usage_json(usage, choices)}};
 }
 
 std::string event(std::string_view json) { return "data: " + std::string(json) + "\n\n"; }
@@ -156,116 +181,33 @@ std::string first_event(const ReplyHead& head, std::size_t index) {
   return choice_event(head, index, R"(,"delta":{"role":"assistant","content":""})", "null", "null");
 }
 
-std::string last_event(const ReplyHead& head, std::size_t index, const engine::Finish& finish) {
+std::string delta_event(const ReplyHead& head, std::size_t index, const ReplyDelta& delta,
+                        const std::vector<ToolCall>& calls, std::string_view logprobs) {
+  JsonText json;
+  if (delta.kind == ReplyDelta::Kind::content || delta.kind == ReplyDelta::Kind::reasoning) {
+    const bool content = delta.kind == ReplyDelta::Kind::content;
+    json = {{content ? "content" : "reasoning_content", delta.text}};
+  } else {
+    const bool begins = delta.kind == ReplyDelta::Kind::call;
+    JsonText call{{"index", delta.call}};
+    if (begins) call.add_all({{"id", calls[delta.call].id}, {"type", "function"}});
+    call.add("function",
+             begins ? JsonText{{"name", delta.text}, {"arguments", ""}} : JsonText{{"arguments", delta.text}});
+    JsonText list = JsonText::array();
+    list.push_back(call);
+    json = {{"tool_calls", list}};
+  }
+  return choice_event(head, index, ",\"delta\":" + json.text(), logprobs, "null");
+}
+
+std::string last_event(const ReplyHead& head, std::size_t index, const Choice& choice) {
   return choice_event(head, index, head.shape == Shape::chat ? ",\"delta\":{}" : ",\"text\":\"\"", "null",
-                      json_text(finish_reason(finish)));
+                      json_text(finish_reason(choice)));
 }
 
 std::string extra_event(const ReplyHead& head, const JsonText& fields) {
   const auto& members = fields.text();
   return chunk_start(head) + "]," + members.substr(1, members.size() - 2) + "}\n\n";
-}
-
-ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
-    : head_(std::move(head)), item_id_("msg_" + head_.id.substr(head_.id.find('_') + 1)) {
-  const auto or_null = [](const std::string& text) { return text.empty() ? JsonText() : JsonText(text); };
-  const auto& messages = request.chat.messages;
-  const bool instructed = !messages.empty() && messages.front().role == "system";
-  options_ = {{"instructions", instructed ? JsonText(messages.front().content) : JsonText()},
-              {"max_output_tokens", request.max_tokens ? JsonText(*request.max_tokens) : JsonText()},
-              {"model", head_.model},
-              {"parallel_tool_calls", false},
-              {"previous_response_id", or_null(request.previous_response)},
-              {"store", request.store},
-              {"temperature", request.sampling.temperature},
-              {"text", {{"format", {{"type", "text"}}}}},
-              {"tool_choice", "none"},
-              {"tools", JsonText::array()},
-              {"top_p", request.sampling.top_p}};
-  text_prefix_ = R"("item_id":")" + item_id_ + R"(","output_index":0,"content_index":0,"delta":)";
-}
-
-JsonText ResponseFormat::item(const Choice* choice) const {
-  JsonText content = JsonText::array();
-  if (choice != nullptr) {
-    content.push_back({{"type", "output_text"}, {"text", choice->text}, {"annotations", JsonText::array()}});
-  }
-  const bool whole = choice != nullptr && choice->finish && choice->finish->reason == engine::FinishReason::stop;
-  return {{"type", "message"},
-          {"id", item_id_},
-          {"status", choice == nullptr ? "in_progress"
-                     : whole           ? "completed"
-                                       : "incomplete"},
-          {"role", "assistant"},
-          {"content", content}};
-}
-
-JsonText ResponseFormat::object(const Choice* choice, const engine::Usage& usage) const {
-  JsonText object{{"id", head_.id}, {"object", "response"}, {"created_at", head_.created}};
-  const bool whole = choice != nullptr && choice->finish->reason == engine::FinishReason::stop;
-  object.add("status", choice == nullptr ? "in_progress" : whole ? "completed" : "incomplete");
-  object.add("error", nullptr);
-  JsonText details;
-  if (choice != nullptr && !whole) {
-    const bool length = choice->finish->reason == engine::FinishReason::length;
-    details = {{"reason", length ? "max_output_tokens" : finish_reason(*choice->finish)}};
-  }
-  object.add("incomplete_details", details);
-  object.add_all(options_);
-  JsonText output = JsonText::array();
-  if (choice != nullptr) output.push_back(item(choice));
-  object.add("output", output);
-  if (choice == nullptr) {
-    object.add("usage", nullptr);
-    return object;
-  }
-  object.add("usage", {{"input_tokens", usage.prompt_tokens},
-                       {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
-                       {"output_tokens", usage.completion_tokens},
-                       {"output_tokens_details", {{"reasoning_tokens", 0}}},
-                       {"total_tokens", usage.prompt_tokens + usage.completion_tokens}});
-  return object;
-}
-
-std::string ResponseFormat::event(const std::string& type, const JsonText& fields) {
-  JsonText all{{"type", type}, {"sequence_number", sequence_++}};
-  all.add_all(fields);
-  return "event: " + type + "\ndata: " + all.text() + "\n\n";
-}
-
-std::string ResponseFormat::first_events() {
-  const JsonText part{{"type", "output_text"}, {"text", ""}, {"annotations", JsonText::array()}};
-  auto events = event("response.created", {{"response", object(nullptr, {})}});
-  events += event("response.in_progress", {{"response", object(nullptr, {})}});
-  events += event("response.output_item.added", {{"output_index", 0}, {"item", item(nullptr)}});
-  events += event("response.content_part.added",
-                  {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", part}});
-  return events;
-}
-
-std::string ResponseFormat::text_event(std::string_view text) {
-  return R"(event: response.output_text.delta
-data: {"type":"response.output_text.delta","sequence_number":)" +
-         std::to_string(sequence_++) + "," + text_prefix_ + json_text(text) + ",\"logprobs\":[]}\n\n";
-}
-
-std::string ResponseFormat::last_events(const Choice& choice, const engine::Usage& usage) {
-  const JsonText part{{"type", "output_text"}, {"text", choice.text}, {"annotations", JsonText::array()}};
-  const bool whole = choice.finish->reason == engine::FinishReason::stop;
-  auto events = event("response.output_text.done", {{"item_id", item_id_},
-                                                    {"output_index", 0},
-                                                    {"content_index", 0},
-                                                    {"text", choice.text},
-                                                    {"logprobs", JsonText::array()}});
-  events += event("response.content_part.done",
-                  {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", part}});
-  events += event("response.output_item.done", {{"output_index", 0}, {"item", item(&choice)}});
-  events += event(whole ? "response.completed" : "response.incomplete", {{"response", object(&choice, usage)}});
-  return events;
-}
-
-std::string ResponseFormat::error_event(const std::string& message) {
-  return event("error", {{"code", "server_error"}, {"message", message}, {"param", nullptr}});
 }
 
 }  // namespace efla::serve

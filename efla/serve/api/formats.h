@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "efla/engine/engine.h"
 #include "efla/io/json_text.h"
 #include "efla/serve/api/requests.h"
+#include "efla/serve/chat/reply_parser.h"
 
 namespace efla::serve {
 
@@ -51,6 +53,8 @@ struct Choice {
   bool begun = false;               // a token has come
   CharacterCount characters;        // of the text, with logprobs
   std::optional<engine::Finish> finish;
+  std::optional<ReplyParser> parser = {};  // of a chat and a response, in place of `text`
+  std::int64_t reasoning_tokens = 0;
 };
 
 // What all messages about a reply have in common.
@@ -60,11 +64,11 @@ struct ReplyHead {
   Shape shape = Shape::completion;
 };
 
-std::string finish_reason(const engine::Finish& finish);
-JsonText usage_json(const engine::Usage& usage);
+std::string finish_reason(const Choice& choice);
+JsonText usage_json(const engine::Usage& usage, const std::vector<Choice>& choices);
 
 // Returns the object "logprobs" of a completion or a chat for some tokens; null for none.
-JsonText logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer);
+JsonText logprobs_json(Shape shape, std::span<const ScoredToken> tokens, const data::Tokenizer& tokenizer);
 
 // Returns the whole reply of a completion or a chat.
 JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const engine::Usage& usage,
@@ -74,33 +78,13 @@ JsonText reply_json(const ReplyHead& head, const std::vector<Choice>& choices, c
 std::string event(std::string_view json);
 std::string chunk_event(const ReplyHead& head, std::size_t index, std::string_view text, std::string_view logprobs);
 std::string first_event(const ReplyHead& head, std::size_t index);  // the role, in a chat; otherwise nothing
-std::string last_event(const ReplyHead& head, std::size_t index, const engine::Finish& finish);
+// The piece of a chat's reply.
+std::string delta_event(const ReplyHead& head, std::size_t index, const ReplyDelta& delta,
+                        const std::vector<ToolCall>& calls, std::string_view logprobs);
+std::string last_event(const ReplyHead& head, std::size_t index, const Choice& choice);
 // An event without choices that has more fields.
 std::string extra_event(const ReplyHead& head, const JsonText& fields);
 inline constexpr std::string_view kDone = "data: [DONE]\n\n";
-
-// The object of /v1/responses, and the events of its stream.
-class ResponseFormat {
- public:
-  ResponseFormat(ReplyHead head, const GenerationRequest& request);
-
-  // Returns the object; without `choice`, in progress.
-  JsonText object(const Choice* choice, const engine::Usage& usage) const;
-
-  std::string first_events();
-  std::string text_event(std::string_view text);
-  std::string last_events(const Choice& choice, const engine::Usage& usage);
-  std::string error_event(const std::string& message);
-
- private:
-  std::string event(const std::string& type, const JsonText& fields);
-  JsonText item(const Choice* choice) const;
-
-  ReplyHead head_;
-  JsonText options_;
-  std::string item_id_, text_prefix_;
-  int sequence_ = 0;
-};
 
 // Returns a text as JSON; bytes that are not UTF-8 become U+FFFD.
 std::string json_text(std::string_view text);

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "efla/serve/api/generation_run.h"
+#include "efla/serve/chat/json_slices.h"
 
 namespace efla::serve {
 namespace {
@@ -21,6 +22,12 @@ bool is_response(const engine::Engine& engine, const std::string& name) {
   }
 }
 
+// Returns whether the beginning of a reply has opened its reasoning.
+bool opens_reasoning(const ChatText& text) {
+  const std::string_view end = text.back();
+  return end.substr(0, end.find_last_not_of(kBlanks) + 1).ends_with("<think>");
+}
+
 // Throws TemplateError for what a chat template does not show the model.
 void require_variables(const Chat& chat, const ChatTemplate& chat_template) {
   const auto source = chat_template.source(!chat.tools.empty());
@@ -28,7 +35,7 @@ void require_variables(const Chat& chat, const ChatTemplate& chat_template) {
     throw TemplateError(400, field + ": got some, but the chat template of this server does not show them to the model",
                         field);
   };
-  if (!chat.tools.empty()) refuse("tools");
+  if (!chat.tools.empty() && source.find("tools") == std::string_view::npos) refuse("tools");
   if (!chat.documents.empty() && source.find("documents") == std::string_view::npos) refuse("documents");
   if (!chat.variables.empty() && source.empty()) refuse("chat_template_kwargs");
 }
@@ -76,6 +83,7 @@ void Generation::prepare() {
   prepare_prompts();
   exchange_->hold(static_cast<std::ptrdiff_t>(most_reply_bytes()));
   choices_.resize(replies());
+  if (request_.shape != Shape::completion) prepare_parsers();
 }
 
 // Returns the bytes that the longest replies take, as texts, as scores and as JSON.
@@ -126,20 +134,33 @@ void Generation::prepare_chat(const std::string& field) {
   const auto encode = [&](const ChatText& text) { return encode_chat(context_, text, bos, from_, field, *exchange_); };
   try {
     require_variables(request_.chat, chat_template);
-    if (from_.empty()) {
-      const auto rendered = chat_template.render(request_.chat);
-      prompts_.push_back(encode(rendered.text));
-      for (const auto& beginning : rendered.beginnings) {
-        if (beginning != ChatText{""}) cache_after_.push_back(std::ssize(encode(beginning)));
-      }
-    } else {
-      prompts_.push_back(encode(chat_template.continuation(request_.chat)));
+    const auto rendered = from_.empty() ? chat_template.render(request_.chat)
+                                        : RenderedChat{.text = chat_template.continuation(request_.chat)};
+    prompts_.push_back(encode(rendered.text));
+    for (const auto& beginning : rendered.beginnings) {
+      if (beginning != ChatText{""}) cache_after_.push_back(std::ssize(encode(beginning)));
+    }
+    const auto source = chat_template.source(!request_.chat.tools.empty());
+    reply_format_.reasoning = source.find("</think>") != std::string_view::npos;
+    reply_format_.in_reasoning = reply_format_.reasoning && opens_reasoning(rendered.text);
+    if (!request_.tools.empty()) {
+      reply_format_.calls = context_.options.tool_format.value_or(tool_format_of(source));
     }
   } catch (const TemplateError& error) {
     throw ApiError(error.status, error.message, error.status == 400 && error.field.empty() ? field : error.field);
   }
   const auto stop = chat_template.stop();
   request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
+}
+
+void Generation::prepare_parsers() {
+  reply_format_.one_call = request_.one_call;
+  reply_format_.tools = request_.tools;
+  for (auto& choice : choices_) {
+    auto format = reply_format_;
+    format.id = random_name("call_");
+    choice.parser.emplace(std::move(format));
+  }
 }
 
 void Generation::prepare_prompts() {

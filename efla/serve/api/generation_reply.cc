@@ -39,7 +39,7 @@ void Generation::begin_reply(std::size_t index) {
   const auto& echo = echoes_[prompt_of(index)];
   choice.characters = CharacterCount(echo.characters);
   choice.text = echo.text;
-  if (request_.stream) send_text(index, echo.text, 0);
+  if (request_.stream) send_text(index, echo.text, choice.scored);
 }
 
 void Generation::token(std::size_t index, const engine::Token& token) {
@@ -50,19 +50,42 @@ void Generation::token(std::size_t index, const engine::Token& token) {
     const auto offset = choice.characters.push(token.bytes, tokenizer());
     choice.scored.push_back({token.drawn.id, token.drawn.logprob, token.alternatives, offset});
   }
+  const auto fresh = std::span<const ScoredToken>(choice.scored).subspan(scored);
+  if (choice.parser) {
+    if (choice.parser->in_reasoning()) ++choice.reasoning_tokens;
+    return send_deltas(index, choice.parser->push(token.text), fresh);
+  }
   choice.text += token.text;
-  if (request_.stream && (!token.text.empty() || request_.logprobs >= 0)) send_text(index, token.text, scored);
+  if (request_.stream && (!token.text.empty() || request_.logprobs >= 0)) send_text(index, token.text, fresh);
 }
 
-void Generation::send_text(std::size_t index, std::string_view text, std::size_t first_scored) {
+std::string Generation::logprobs_text(std::span<const ScoredToken> fresh) const {
+  return logprobs_json(request_.shape, fresh, tokenizer()).text();
+}
+
+void Generation::send_text(std::size_t index, std::string_view text, std::span<const ScoredToken> fresh) {
   begin_stream();
-  if (response_) return exchange_->write(response_->text_event(text));
-  auto& choice = choices_[index];
-  if (choice.scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
-  const std::vector<ScoredToken> fresh(choice.scored.begin() + static_cast<std::ptrdiff_t>(first_scored),
-                                       choice.scored.end());
-  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer());
-  exchange_->write(chunk_event(head_, index, text, logprobs.text()));
+  exchange_->write(chunk_event(head_, index, text, logprobs_text(fresh)));
+}
+
+// Sends pieces of the reply to a chat. A token without a piece, but with logprobs, has an empty one.
+void Generation::send_deltas(std::size_t index, std::span<const ReplyDelta> deltas,
+                             std::span<const ScoredToken> fresh) {
+  const auto& calls = choices_[index].parser->calls();
+  if (response_) {
+    if (request_.stream && !deltas.empty()) begin_stream();
+    const auto events = response_->push(deltas, calls);
+    if (request_.stream && !events.empty()) exchange_->write(events);
+    return;
+  }
+  if (!request_.stream || (deltas.empty() && fresh.empty())) return;
+  begin_stream();
+  if (deltas.empty()) return exchange_->write(chunk_event(head_, index, "", logprobs_text(fresh)));
+  std::string events;
+  for (const auto& delta : deltas) {
+    events += delta_event(head_, index, delta, calls, &delta == deltas.data() ? logprobs_text(fresh) : "null");
+  }
+  exchange_->write(events);
 }
 
 void Generation::finish(std::size_t index, const engine::Finish& finish) {
@@ -71,16 +94,16 @@ void Generation::finish(std::size_t index, const engine::Finish& finish) {
   usage_.completion_tokens += finish.usage.completion_tokens;
   begin_reply(index);
   auto& choice = choices_[index];
-  choice.text += finish.text;
   choice.finish = finish;
-  if (request_.stream) begin_stream();
-  if (request_.stream && !response_) {
-    std::string events;
-    if (!finish.text.empty()) events += chunk_event(head_, index, finish.text, "null");
-    exchange_->write(events + last_event(head_, index, finish));
-  } else if (request_.stream && !finish.text.empty()) {
-    exchange_->write(response_->text_event(finish.text));
+  if (choice.parser) {
+    send_deltas(index, choice.parser->push(finish.text), {});
+    send_deltas(index, choice.parser->finish(finish.reason != engine::FinishReason::stop), {});
+  } else {
+    choice.text += finish.text;
+    if (request_.stream && !finish.text.empty()) send_text(index, finish.text, {});
   }
+  if (request_.stream) begin_stream();
+  if (request_.stream && !response_) exchange_->write(last_event(head_, index, choice));
   release();
 }
 
@@ -105,17 +128,17 @@ void Generation::answer() {
   drop_temporary();
   if (request_.stream) {
     if (response_) {
-      exchange_->write(response_->last_events(choices_.front(), usage_));
+      exchange_->write(response_->finish(choices_.front(), usage_));
     } else {
-      if (request_.include_usage) extra.add("usage", usage_json(usage_));
+      if (request_.include_usage) extra.add("usage", usage_json(usage_, choices_));
       // One write, because a state is large, and a write closes a connection that has too many unsent bytes.
       exchange_->write((extra.is_empty() ? std::string() : extra_event(head_, extra)) + std::string(kDone));
     }
     return exchange_->end();
   }
   for (std::size_t i = 0; i < replies(); ++i) begin_reply(i);  // replies without a token have an echo too
-  auto body =
-      response_ ? response_->object(&choices_.front(), usage_) : reply_json(head_, choices_, usage_, tokenizer());
+  if (response_) response_->finish(choices_.front(), usage_);
+  auto body = response_ ? response_->object() : reply_json(head_, choices_, usage_, tokenizer());
   body.add_all(extra);
   exchange_->reply({.body = std::move(body).text()});
 }

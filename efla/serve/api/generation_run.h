@@ -18,6 +18,7 @@
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/formats.h"
 #include "efla/serve/api/requests.h"
+#include "efla/serve/api/response_format.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
@@ -55,6 +56,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepare_states();
   void prepare_prompts();
   void prepare_chat(const std::string& field);
+  void prepare_parsers();
   void submit_all();
   void submit(engine::Request request, std::size_t prompt);
   void release();
@@ -65,7 +67,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void token(std::size_t index, const engine::Token& token);
   void finish(std::size_t index, const engine::Finish& finish);
   void begin_reply(std::size_t index);
-  void send_text(std::size_t index, std::string_view text, std::size_t first_scored);
+  // Sends a piece of a reply. fresh: the tokens with logprobs since the last piece.
+  void send_text(std::size_t index, std::string_view text, std::span<const ScoredToken> fresh);
+  void send_deltas(std::size_t index, std::span<const ReplyDelta> deltas, std::span<const ScoredToken> fresh);
+  std::string logprobs_text(std::span<const ScoredToken> fresh) const;
 
   // On the thread for work:
   void complete();
@@ -93,6 +98,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<std::int64_t> cache_after_;  // of every prompt
   std::string from_, save_as_;             // engine's names
   std::vector<std::string> temporary_;
+  ReplyFormat reply_format_;  // of a chat
   std::vector<Choice> choices_;
   engine::Usage usage_;
   std::atomic<std::size_t> left_ = 1;  // replies that are not finished, plus the thread that submits

@@ -22,13 +22,14 @@ enum class Shape { completion, chat, response };
 
 struct GenerationRequest {
   Shape shape = Shape::completion;
-  std::string model;             // empty: not said
-  std::vector<Prompt> prompts;   // of a completion
-  Chat chat = {};                // otherwise
-  std::vector<Tool> tools = {};  // that the reply may call
-  bool one_call = false;         // the reply may call one tool at most
-  bool one_prompt = true;        // the prompt was not a list of prompts
-  std::int64_t n = 1;            // replies per prompt
+  std::string model;                // empty: not said
+  std::vector<Prompt> prompts;      // of a completion
+  Chat chat = {};                   // otherwise
+  std::vector<Tool> tools = {};     // that the reply may call
+  bool one_call = false;            // the reply may call one tool at most
+  std::string response_tools = {};  // of a response, as the client wrote them
+  bool one_prompt = true;           // the prompt was not a list of prompts
+  std::int64_t n = 1;               // replies per prompt
   std::optional<std::int64_t> max_tokens;
   const char* max_tokens_field = "max_tokens";  // the field that gave max_tokens
   engine::RequestSampling sampling;

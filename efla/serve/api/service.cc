@@ -73,7 +73,7 @@ std::size_t bytes_of(const GenerationRequest& request) {
     const auto* text = std::get_if<std::string>(&prompt);
     bytes += text != nullptr ? text->size() : sizeof(std::int32_t) * std::get<1>(prompt).size();
   }
-  bytes += bytes_of(request.chat);
+  bytes += bytes_of(request.chat) + request.response_tools.size();
   for (const auto& text : request.stop) bytes += (kStopCopies + kStopTable * replies) * text.size();
   return bytes + kBiasNode * (1 + replies) * request.sampling.logit_bias.size();
 }

@@ -6,7 +6,6 @@
 namespace efla::serve {
 namespace {
 
-
 void skip_blanks(std::string_view& text) { text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size())); }
 
 // Skips blanks and then a character. Returns whether the text had it.
@@ -90,6 +89,10 @@ std::string_view json_member(std::string_view object, std::string_view name) {
   return value;
 }
 
+bool is_json(std::string_view text) {
+  return text.find('\0') == std::string_view::npos && nlohmann::json::accept(text);  // which ends at the byte 0
+}
+
 bool is_json_object(std::string_view text) {
   constexpr std::size_t kDeepest = 256;
   std::size_t depth = 0, deepest = 0;
@@ -105,7 +108,7 @@ bool is_json_object(std::string_view text) {
     }
   }
   const auto begin = text.find_first_not_of(kBlanks);
-  return deepest <= kDeepest && begin != std::string_view::npos && text[begin] == '{' && nlohmann::json::accept(text);
+  return deepest <= kDeepest && begin != std::string_view::npos && text[begin] == '{' && is_json(text);
 }
 
 }  // namespace efla::serve

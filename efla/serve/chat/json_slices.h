@@ -31,6 +31,9 @@ std::vector<std::string_view> json_elements(std::string_view text);
 // name the last one counts.
 std::string_view json_member(std::string_view object, std::string_view name);
 
+// Returns whether a text is JSON.
+bool is_json(std::string_view text);
+
 // Returns whether a text is one JSON object that is nested at most 256 levels deep.
 bool is_json_object(std::string_view text);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "efla/io/json_text.h"
+#include "efla/serve/chat/json_slices.h"
 
 namespace efla::serve {
 namespace {
@@ -46,7 +47,7 @@ std::string as_type(std::string_view text, std::string_view type) {
   const bool number = type == "integer" || type == "number";
   const char first = type == "object" ? '{' : type == "array" ? '[' : '\0';
   const bool begins = number ? text.find_first_of("-0123456789") == 0 : first != '\0' && text.starts_with(first);
-  return begins && json::accept(text) ? std::string(text) : "";
+  return begins && is_json(text) ? std::string(text) : "";
 }
 
 }  // namespace
