@@ -32,18 +32,17 @@ TEST_P(Corpus, HoldsWhatReadersPromise) {
   EXPECT_GT(inputs, 0) << "no inputs in " << folder;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Corpus,
-                         testing::Values(Target{"safetensors", safetensors}, Target{"gzip", gzip}, Target{"idx", idx},
-                                         Target{"images", images}, Target{"json_lines", json_lines},
-                                         Target{"lm_run", lm_run}, Target{"unpack", unpack},
-                                         Target{"token_shard", token_shard}, Target{"token_index", token_index},
-                                         Target{"sentencepiece", sentencepiece},
-                                         Target{"tokenizer_json", tokenizer_json}, Target{"documents", documents},
-                                         Target{"lm_tasks", lm_tasks}, Target{"toml", toml},
-                                         Target{"http_requests", http_requests}, Target{"api_requests", api_requests},
-                                         Target{"session", session}, Target{"family_config", family_config},
-                                         Target{"weights_index", weights_index}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Corpus,
+    testing::Values(Target{"safetensors", safetensors}, Target{"gzip", gzip}, Target{"idx", idx},
+                    Target{"images", images}, Target{"json_lines", json_lines}, Target{"lm_run", lm_run},
+                    Target{"unpack", unpack}, Target{"token_shard", token_shard}, Target{"token_index", token_index},
+                    Target{"sentencepiece", sentencepiece}, Target{"tokenizer_json", tokenizer_json},
+                    Target{"documents", documents}, Target{"lm_tasks", lm_tasks}, Target{"toml", toml},
+                    Target{"http_requests", http_requests}, Target{"api_requests", api_requests},
+                    Target{"replies", replies}, Target{"session", session}, Target{"family_config", family_config},
+                    Target{"weights_index", weights_index}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace efla::fuzz

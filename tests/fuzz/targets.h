@@ -36,6 +36,8 @@ void lm_tasks(io::ByteView bytes);
 void http_requests(io::ByteView bytes);
 // The JSON of a request to the server; the first byte chooses the endpoint.
 void api_requests(io::ByteView bytes);
+// The text of a model's reply; the first byte chooses how it writes calls of tools.
+void replies(io::ByteView bytes);
 // The record in the file of a session: a state that a client of the server sends, or a file of its folder.
 void session(io::ByteView bytes);
 // The config.json of a model of a family.
