@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/families/family_model.h"
 #include "efla/nn/families/gpu_family_model.h"
 #include "tests/nn/family_reference.h"
@@ -127,11 +129,13 @@ Logits row_of(const Logits& logits, std::int64_t row, std::int64_t vocab) {
   return {logits.begin() + row * vocab, logits.begin() + (row + 1) * vocab};
 }
 
-// The parameters: whether on a GPU, whether the weights have bfloat16, and the seed of a configuration.
+// The parameters: whether on a GPU, whether the weights have bfloat16, and the seed of a configuration, or −1 and −2
+// for folders of transformers.
 class GpuFamilies : public testing::TestWithParam<std::tuple<bool, bool, int>> {
  protected:
   void SetUp() override {
     if (std::get<0>(GetParam()) && !torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    if (std::get<2>(GetParam()) < 0) return use_golden(std::get<2>(GetParam()) == -1 ? "qwen3_5_text" : "olmo_hybrid");
     const auto seed = static_cast<std::uint64_t>(std::get<2>(GetParam()));
     const bool olmo = seed % 3 == 2;
     auto config = random_family_config(olmo, seed);
@@ -140,25 +144,43 @@ class GpuFamilies : public testing::TestWithParam<std::tuple<bool, bool, int>> {
     SCOPED_TRACE(config.dump());
     write_family_folder(folder.path(), config, random_family_tensors(config, "model.", seed), false, narrow());
     vocab = config["vocab_size"];
+    path = folder.path();
+  }
+  // Takes a folder that transformers has written.
+  void use_golden(const char* family) {
+    path = fs::path(EFLA_SHARED_DATA) / "hybrid-goldens" / family;
+    if (!fs::exists(path)) GTEST_SKIP() << "no hybrid-goldens in " << EFLA_SHARED_DATA;
+    vocab = load_family_config(path).vocab_size;
+  }
+  // Returns ids, other ones for another number, 1 to 3: random ones, or those of the folder's golden.safetensors.
+  WideIds ids(std::int64_t count, std::int64_t number) const {
+    if (path == folder.path()) return drawn_ids(count, vocab, static_cast<std::uint64_t>(number));
+    const io::SafetensorsFile file(path / "golden.safetensors");
+    const auto& tensor = *file.find("input_ids");
+    WideIds all(static_cast<std::size_t>(count));
+    std::memcpy(all.data(), tensor.bytes.data() + (number - 1) * tensor.shape[1] * std::int64_t{sizeof(std::int64_t)},
+                all.size() * sizeof(std::int64_t));
+    return all;
   }
   bool narrow() const { return std::get<1>(GetParam()); }
   torch::Device device() const { return std::get<0>(GetParam()) ? torch::kCUDA : torch::kCPU; }
   std::unique_ptr<Expected> expected(const WideIds& ids) const {
-    return std::make_unique<Expected>(folder.path(), ids, vocab, narrow());
+    return std::make_unique<Expected>(path, ids, vocab, narrow());
   }
 
   const test::TempFolder folder;
+  fs::path path;
   std::int64_t vocab = 0;
 };
 
 TEST_P(GpuFamilies, ReadPromptsTogetherInPiecesAndTokenByToken) {
-  GpuFamilyModel gpu(folder.path(), WeightType::float32, vocab, device());
-  const std::array<WideIds, 3> all{drawn_ids(140, vocab, 1), drawn_ids(40, vocab, 2), drawn_ids(67, vocab, 3)};
+  GpuFamilyModel gpu(path, WeightType::float32, vocab, device());
+  const std::array<WideIds, 3> all{ids(140, 1), ids(40, 2), ids(67, 3)};
   const auto together = GpuTexts(gpu, 3).read({{2, all[0]}, {0, all[1]}, {1, all[2]}});
   auto at = together.begin();
-  for (const auto& ids : all) {
-    const auto end = at + std::ssize(ids) * vocab;
-    expected(ids)->take(0, {at, end});
+  for (const auto& text : all) {
+    const auto end = at + std::ssize(text) * vocab;
+    expected(text)->take(0, {at, end});
     at = end;
   }
   GpuTexts pieces(gpu, 2);
@@ -171,30 +193,30 @@ TEST_P(GpuFamilies, ReadPromptsTogetherInPiecesAndTokenByToken) {
 }
 
 TEST_P(GpuFamilies, DecodeTextsOfDifferentLengthsSideBySide) {
-  GpuFamilyModel gpu(folder.path(), WeightType::float32, vocab, device());
-  const std::array<WideIds, 3> all{drawn_ids(130, vocab, 1), drawn_ids(70, vocab, 2), drawn_ids(200, vocab, 3)};
+  GpuFamilyModel gpu(path, WeightType::float32, vocab, device());
+  const std::array<WideIds, 3> all{ids(130, 1), ids(70, 2), ids(140, 3)};
   GpuTexts texts(gpu, 5);
-  texts.read({{3, slice(all[0], 0, 60)}, {4, slice(all[2], 0, 127)}});
+  texts.read({{3, slice(all[0], 0, 60)}, {4, slice(all[2], 0, 70)}});
   const auto first = expected(all[0]), second = expected(all[1]), third = expected(all[2]);
   for (std::int64_t t = 0; t < 70; ++t) {
     const auto token = [&](std::size_t text, std::int64_t begin) {
       return WideIds{all[text][static_cast<std::size_t>(begin + t)]};
     };
-    const auto logits = texts.step({{4, token(2, 127)}, {-1, {0}}, {0, token(1, 0)}, {3, token(0, 60)}});
-    third->take(127 + t, row_of(logits, 0, vocab));
+    const auto logits = texts.step({{4, token(2, 70)}, {-1, {0}}, {0, token(1, 0)}, {3, token(0, 60)}});
+    third->take(70 + t, row_of(logits, 0, vocab));
     second->take(t, row_of(logits, 2, vocab));
     first->take(60 + t, row_of(logits, 3, vocab));
   }
 }
 
 TEST_P(GpuFamilies, MoveTextsBetweenSlotsAndTheCpu) {
-  GpuFamilyModel gpu(folder.path(), WeightType::float32, vocab, device());
-  FamilyModel cpu(folder.path(), WeightType::float32);
+  GpuFamilyModel gpu(path, WeightType::float32, vocab, device());
+  FamilyModel cpu(path, WeightType::float32);
   cpu.make_slots(1);
-  const WideIds ids = drawn_ids(160, vocab, 1);
-  const auto logits_of = expected(ids);
+  const WideIds text = ids(150, 1);
+  const auto logits_of = expected(text);
   GpuTexts texts(gpu, 4);
-  texts.read({{0, slice(ids, 0, 130)}});
+  texts.read({{0, slice(text, 0, 130)}});
   gpu.copy(0, 1, 130);
   texts.set_tokens(1, 130);
   const auto state = gpu.state(0, 130);
@@ -214,20 +236,25 @@ TEST_P(GpuFamilies, MoveTextsBetweenSlotsAndTheCpu) {
   texts.set_tokens(3, 130);
   texts.step({{1, {0}}});  // writes into a page of its own
   gpu.drop(1);
-  for (std::int64_t t = 130; t < 160; ++t) {
-    const WideIds token{ids[static_cast<std::size_t>(t)]};
+  for (std::int64_t t = 130; t < 150; ++t) {
+    const WideIds token{text[static_cast<std::size_t>(t)]};
     const auto logits = texts.step({{0, token}, {2, token}, {3, token}});
     for (std::int64_t i = 0; i < 3; ++i) logits_of->take(t, row_of(logits, i, vocab));
   }
-  EXPECT_EQ(gpu.state(2, 160).pages.front(), state.pages.front());
+  EXPECT_EQ(gpu.state(2, 150).pages.front(), state.pages.front());
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, GpuFamilies, testing::Combine(testing::Bool(), testing::Bool(), testing::Range(0, 6)),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param) ? "OnAGpu" : "OnTheCpu") +
-                                  (std::get<1>(info.param) ? "Bfloat16_" : "Float32_") +
-                                  std::to_string(std::get<2>(info.param));
-                         });
+std::string name_of_case(const testing::TestParamInfo<std::tuple<bool, bool, int>>& info) {
+  const auto [on_gpu, narrow, seed] = info.param;
+  const std::string which = seed == -1 ? "qwen3_5_text" : seed == -2 ? "olmo_hybrid" : std::to_string(seed);
+  return std::string(on_gpu ? "OnAGpu" : "OnTheCpu") + (narrow ? "Bfloat16_" : "Float32_") + which;
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, GpuFamilies, testing::Combine(testing::Bool(), testing::Bool(), testing::Range(0, 6)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Goldens, GpuFamilies,
+                         testing::Combine(testing::Bool(), testing::Values(false), testing::Values(-1, -2)),
+                         name_of_case);
 
 }  // namespace
 }  // namespace efla::nn
