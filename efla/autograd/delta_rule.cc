@@ -51,14 +51,21 @@ DeltaRuleInput unpack(const Tensor& qkv, const Tensor& beta, const Tensor& g, co
 struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                                const Tensor& beta, const OptionalTensor& g, const OptionalTensor& initial_state,
-                               const OptionalTensor& cu_seqlens, const c10::intrusive_ptr<Settings>& settings) {
+                               const OptionalTensor& cu_seqlens, const OptionalTensor& erase_key,
+                               const c10::intrusive_ptr<Settings>& settings) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const DeltaRuleInput in{
-        q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
+    const DeltaRuleInput in{q,
+                            k,
+                            v,
+                            beta,
+                            initial_state.value_or(Tensor()),
+                            g.value_or(Tensor()),
+                            cu_seqlens.value_or(Tensor()),
+                            erase_key.value_or(Tensor())};
     const ForwardTensors out = call_delta_rule_fwd(in, *settings);
     if (!settings->final_state) ctx->mark_non_differentiable({out.final_state});
     if (settings->save_states) {
-      ctx->save_for_backward({q, k, v, beta, in.g, in.initial_state, in.cu_seqlens, out.chunk_states});
+      ctx->save_for_backward({q, k, v, beta, in.g, in.initial_state, in.cu_seqlens, out.chunk_states, in.erase_key});
       ctx->set_materialize_grads(false);
       keep(ctx, settings);
     }
@@ -69,10 +76,11 @@ struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
     refuse_second_order(kDeltaRule);
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto saved = ctx->get_saved_variables();
-    const DeltaRuleInput in{saved[0], saved[1], saved[2], saved[3], saved[5], saved[4], saved[6]};
+    const DeltaRuleInput in{saved[0], saved[1], saved[2], saved[3], saved[5], saved[4], saved[6], saved[8]};
     const Tensor dout = grads[0].defined() ? grads[0] : at::zeros_like(in.v);
     const auto gradients = call_delta_rule_bwd(in, saved[7], dout, grads[1], *kept(ctx));
-    return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state, {}, {}};
+    return {gradients.q, gradients.k,         gradients.v, gradients.beta, gradients.g, gradients.initial_state,
+            {},          gradients.erase_key, {}};
   }
 };
 
@@ -103,7 +111,7 @@ struct PackedDeltaRuleFunction : torch::autograd::Function<PackedDeltaRuleFuncti
     const Tensor dg = saved[2].defined() ? at::empty(saved[2].sizes(), saved[2].options()) : Tensor();
     const DeltaRuleInput parts = unpack(dqkv, dbeta, dg, {}, *settings);
     run_backward(unpack(saved[0], saved[1], saved[2], saved[3], *settings), *settings, saved[4], grads[0], {},
-                 {parts.q, parts.k, parts.v, parts.beta, dg, {}});
+                 {parts.q, parts.k, parts.v, parts.beta, dg, {}, {}});
     return {dqkv, dbeta, dg, {}, {}};
   }
 };
@@ -122,11 +130,12 @@ DeltaRuleOutput delta_rule(const DeltaRuleInput& in, const DeltaRule& rule, cons
     if (!tensor->defined()) throw Error(kDeltaRule, name, "an undefined tensor", "a tensor");  // a Function takes none
   }
   DeltaRuleSettings settings{rule, implementation,
-                             any_needs_gradient({in.q, in.k, in.v, in.beta, in.g, in.initial_state})};
+                             any_needs_gradient({in.q, in.k, in.v, in.beta, in.g, in.initial_state, in.erase_key})};
   settings.final_state = output_final_state;
   if (settings.save_states) settings.saved = saved_states(in, rule, implementation);
   const auto out = DeltaRuleFunction::apply(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state),
-                                            optional_of(in.cu_seqlens), c10::make_intrusive<Settings>(settings));
+                                            optional_of(in.cu_seqlens), optional_of(in.erase_key),
+                                            c10::make_intrusive<Settings>(settings));
   return {out[0], out[1]};
 }
 

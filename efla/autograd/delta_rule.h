@@ -22,6 +22,7 @@ struct DeltaRuleInput {
   at::Tensor initial_state = {};  // [N, HV, K, V]; undefined: zeros
   at::Tensor g = {};              // [B, T, HV] scalar or [B, T, HV, K] channel decay, its logarithm; undefined: none
   at::Tensor cu_seqlens = {};     // [N + 1] int64 with B = 1: 0, the ends of packed sequences; undefined: N = B
+  at::Tensor erase_key = {};      // [B, T, H, K] κ, the dtype of q; undefined: k, a rule with one key
 };
 
 struct DeltaRuleOutput {
@@ -29,10 +30,10 @@ struct DeltaRuleOutput {
   at::Tensor final_state;  // [N, HV, K, V], float32 (float64 for float64 inputs), or no elements if not asked for
 };
 
-// Computes S̃_t = D_t S_{t−1}, S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ k_t)ᵀ, o_t = scale · S_tᵀ q_t: equation 20 of the
-// EFLA paper for the step size exact without decay. rule.decay follows from g and need not be set. All inputs except
-// cu_seqlens get gradients, from both outputs. implementation is as in RunOptions (ops/implementation.h). Throws Error
-// that names the tensor.
+// Computes S̃_t = D_t S_{t−1}, S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ κ_t)ᵀ, o_t = scale · S_tᵀ q_t: equation 20 of the
+// EFLA paper for the step size exact without decay and without erase_key. rule.decay and rule.two_keys follow from g
+// and erase_key and need not be set. All inputs except cu_seqlens get gradients, from both outputs. implementation is
+// as in RunOptions (ops/implementation.h). Throws Error that names the tensor.
 DeltaRuleOutput delta_rule(const DeltaRuleInput& input, const DeltaRule& rule,
                            const std::string& implementation = "auto", bool output_final_state = true);
 

@@ -24,12 +24,14 @@ void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& s
   problem.shape = shape_of(in);
   problem.rule = settings.rule;
   problem.rule.decay = decay_of(in.g, 3);
+  problem.rule.two_keys = in.erase_key.defined();
   if (settings.save_states) problem.saved = settings.saved;
   problem.q = view_of<const T, 4>(in.q);
   problem.k = view_of<const T, 4>(in.k);
   problem.v = view_of<const T, 4>(in.v);
   problem.beta = view_of<const T, 3>(in.beta);
   problem.g = view_of_gate<const State<T>, 4>(in.g);
+  problem.erase_key = view_of<const T, 4>(in.erase_key);
   if (is_packed(in)) problem.cu_seqlens = view_of<const std::int64_t, 1>(in.cu_seqlens);
 }
 
@@ -41,7 +43,7 @@ Tensor with_rows(const Tensor& tensor) {
 
 DeltaRuleInput with_rows(const DeltaRuleInput& in) {
   DeltaRuleInput rows = in;
-  for (Tensor* tensor : {&rows.q, &rows.k, &rows.v}) *tensor = with_rows(*tensor);
+  for (Tensor* tensor : {&rows.q, &rows.k, &rows.v, &rows.erase_key}) *tensor = with_rows(*tensor);
   if (in.g.defined() && in.g.dim() == 4) rows.g = with_rows(in.g);
   return rows;
 }
@@ -79,6 +81,7 @@ void check(const DeltaRuleInput& in) {
   check_one("k", in.k, dtype, 4, "[B, T, H, K]");
   check_one("v", in.v, dtype, 4, "[B, T, HV, V]");
   check_one("beta", in.beta, dtype, 3, "[B, T, HV]");
+  if (in.erase_key.defined()) check_one("erase_key", in.erase_key, dtype, 4, "[B, T, H, K]");
   if (in.g.defined()) check_one("g", in.g, state, in.g.dim() == 3 ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
   if (in.initial_state.defined()) {
     check_one("initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
@@ -102,6 +105,7 @@ SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const 
   with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaRule full = rule;
     full.decay = decay_of(in.g, 3);
+    full.two_keys = in.erase_key.defined();
     saved = choose_saved_states<T>(shape_of(in), full, {implementation, libtorch::context_of(in.q)});
   });
   return saved;
@@ -150,6 +154,7 @@ void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings
     problem.dbeta = view_of<T, 3>(gradients.beta);
     problem.dg = view_of_gate<State<T>, 4>(gradients.g);
     problem.dinitial_state = view_of<State<T>, 4>(gradients.initial_state);
+    problem.derase_key = view_of<T, 4>(gradients.erase_key);
     // On a CPU the row "recurrent" of the backward is the slow reference. All rows compute the same gradients, so
     // "recurrent" stands for "auto".
     const std::string_view named = settings.implementation;

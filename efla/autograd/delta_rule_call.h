@@ -15,7 +15,7 @@ inline constexpr const char* kDeltaRule = "delta_rule";
 inline constexpr const char* kDeltaRuleStep = "delta_rule_step";
 inline constexpr const char* kDeltaRuleSteps = "delta_rule_steps";
 
-// The arguments of a call besides its tensors. The rule's decay follows from g.
+// The arguments of a call besides its tensors. The rule's decay follows from g, and two_keys from erase_key.
 struct DeltaRuleSettings {
   DeltaRule rule;
   std::string implementation;
@@ -25,7 +25,7 @@ struct DeltaRuleSettings {
 };
 
 struct DeltaRuleGradients {
-  at::Tensor q, k, v, beta, g, initial_state;  // the last two are undefined if the input is
+  at::Tensor q, k, v, beta, g, initial_state, erase_key;  // the last three are undefined if the input is
 };
 
 struct ForwardTensors {

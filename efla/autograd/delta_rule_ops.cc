@@ -40,13 +40,21 @@ DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
   const auto like = [](const Tensor& t) {
     return t.defined() ? at::empty_like(t, at::MemoryFormat::Contiguous) : Tensor();
   };
-  return {like(in.q), like(in.k), like(in.v), like(in.beta), like(in.g), like(in.initial_state)};
+  return {like(in.q), like(in.k), like(in.v), like(in.beta), like(in.g), like(in.initial_state), like(in.erase_key)};
 }
 
 // Returns the arguments of an op as tensors that may be undefined.
 DeltaRuleInput input_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-                        const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens) {
-  return {q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
+                        const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
+                        const OptionalTensor& erase_key = {}) {
+  return {q,
+          k,
+          v,
+          beta,
+          initial_state.value_or(Tensor()),
+          g.value_or(Tensor()),
+          cu_seqlens.value_or(Tensor()),
+          erase_key.value_or(Tensor())};
 }
 
 // Return the rule of an op's arguments. The internal ops take a step size as its integrator and order. Only the ops
@@ -96,7 +104,8 @@ void check_meta(const char* op, const DeltaRuleInput& in, bool has_tokens) {
                                                            {"beta", &in.beta},
                                                            {"g", &in.g},
                                                            {"initial_state", &in.initial_state},
-                                                           {"cu_seqlens", &in.cu_seqlens}};
+                                                           {"cu_seqlens", &in.cu_seqlens},
+                                                           {"erase_key", &in.erase_key}};
   for (const auto& [name, tensor] : tensors) check_on_meta(op, name, *tensor);
   for (const auto& [name, tensor] : tensors) {
     if (tensor->defined() && !knows_sizes(*tensor)) return;
@@ -118,6 +127,7 @@ void check_meta(const char* op, const DeltaRuleInput& in, bool has_tokens) {
     check_shape(op, name, tensor, shape);
   };
   check_one("k", in.k, {heads, keys});
+  if (in.erase_key.defined()) check_one("erase_key", in.erase_key, {heads, keys});
   check_one("v", in.v, {value_heads, values});
   check_one("beta", in.beta, {value_heads});
   if (in.g.defined() && in.g.dim() == rank) check_one("g", in.g, {value_heads, keys});
@@ -135,8 +145,9 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
                                               const OptionalTensor& cu_seqlens, c10::optional<double> scale,
                                               std::int64_t integrator, std::int64_t order, double erase_scale,
                                               double write_scale, bool qk_l2norm, const std::string& implementation,
-                                              std::int64_t state_interval, bool output_final_state) {
-  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
+                                              std::int64_t state_interval, bool output_final_state,
+                                              const OptionalTensor& erase_key) {
+  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens, erase_key);
   const DeltaRuleSettings settings{rule_of(scale, integrator, order, erase_scale, write_scale, qk_l2norm),
                                    implementation,
                                    state_interval != 0,
@@ -153,13 +164,13 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
 }
 
 template <bool kMeta>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
     const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const Tensor& chunk_states,
     const Tensor& dout, const OptionalTensor& dfinal_state, c10::optional<double> scale, std::int64_t integrator,
     std::int64_t order, double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation,
-    std::int64_t state_interval) {
-  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
+    std::int64_t state_interval, const OptionalTensor& erase_key) {
+  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens, erase_key);
   kMeta ? check_meta(kDeltaRule, in, true) : check(in);
   DeltaRuleGradients gradients = empty_gradients(in);
   if (!kMeta) {
@@ -170,10 +181,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
                   {state_interval}},
                  chunk_states, dout, dfinal_state.value_or(Tensor()), gradients);
   }
-  for (Tensor* gradient : {&gradients.g, &gradients.initial_state}) {
+  for (Tensor* gradient : {&gradients.g, &gradients.initial_state, &gradients.erase_key}) {
     if (!gradient->defined()) *gradient = nothing<kMeta>(in);
   }
-  return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state};
+  return {gradients.q,        gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state,
+          gradients.erase_key};
 }
 
 template <bool kMeta>
@@ -219,8 +231,9 @@ std::tuple<Tensor, Tensor> user_op(const Tensor& q, const Tensor& k, const Tenso
                                    const OptionalTensor& g, const OptionalTensor& initial_state,
                                    const OptionalTensor& cu_seqlens, c10::optional<double> scale,
                                    const std::string& step, double erase_scale, double write_scale, bool qk_l2norm,
-                                   const std::string& implementation, bool output_final_state) {
-  auto out = delta_rule(input_of(q, k, v, beta, g, initial_state, cu_seqlens),
+                                   const std::string& implementation, bool output_final_state,
+                                   const OptionalTensor& erase_key) {
+  auto out = delta_rule(input_of(q, k, v, beta, g, initial_state, cu_seqlens, erase_key),
                         rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, output_final_state);
   return {std::move(out.o), std::move(out.final_state)};
 }
@@ -231,10 +244,10 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
                                                        const OptionalTensor& cu_seqlens, c10::optional<double> scale,
                                                        const std::string& step, double erase_scale, double write_scale,
                                                        bool qk_l2norm, const std::string& implementation,
-                                                       std::int64_t state_interval) {
+                                                       std::int64_t state_interval, const OptionalTensor& erase_key) {
   if (state_interval < 1) throw Error(kDeltaRule, "state_interval", std::to_string(state_interval), "at least 1");
   auto out = call_delta_rule_fwd(
-      input_of(q, k, v, beta, g, initial_state, cu_seqlens),
+      input_of(q, k, v, beta, g, initial_state, cu_seqlens, erase_key),
       {rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, true, {state_interval}});
   return {std::move(out.o), std::move(out.final_state), std::move(out.chunk_states)};
 }
@@ -290,7 +303,7 @@ ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& in, const DeltaRuleSett
       op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
               scale_of(rule), static_cast<std::int64_t>(rule.step.integrator), rule.step.order, rule.step.erase_scale,
               rule.step.write_scale, rule.qk_l2norm, settings.implementation,
-              settings.save_states ? settings.saved.interval : 0, settings.final_state);
+              settings.save_states ? settings.saved.interval : 0, settings.final_state, optional_of(in.erase_key));
   return {std::move(o), std::move(final_state), std::move(chunk_states)};
 }
 
@@ -299,12 +312,19 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_bwd", "").typed<decltype(backward_op<false>)>();
   const DeltaRule& rule = settings.rule;
-  auto [dq, dk, dv, dbeta, dg, dinitial_state] =
-      op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
-              chunk_states, dout, optional_of(dfinal_state), scale_of(rule),
-              static_cast<std::int64_t>(rule.step.integrator), rule.step.order, rule.step.erase_scale,
-              rule.step.write_scale, rule.qk_l2norm, settings.implementation, settings.saved.interval);
-  return {dq, dk, dv, dbeta, in.g.defined() ? dg : Tensor(), in.initial_state.defined() ? dinitial_state : Tensor()};
+  auto [dq, dk, dv, dbeta, dg, dinitial_state, derase_key] = op.call(
+      in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
+      chunk_states, dout, optional_of(dfinal_state), scale_of(rule), static_cast<std::int64_t>(rule.step.integrator),
+      rule.step.order, rule.step.erase_scale, rule.step.write_scale, rule.qk_l2norm, settings.implementation,
+      settings.saved.interval, optional_of(in.erase_key));
+  const auto if_given = [](const Tensor& input, Tensor& gradient) { return input.defined() ? gradient : Tensor(); };
+  return {dq,
+          dk,
+          dv,
+          dbeta,
+          if_given(in.g, dg),
+          if_given(in.initial_state, dinitial_state),
+          if_given(in.erase_key, derase_key)};
 }
 
 #define EFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g"
@@ -317,17 +337,19 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
 
 TORCH_LIBRARY_FRAGMENT(efla, library) {
   library.def("delta_rule_fwd(" EFLA_INPUTS ", Tensor? initial_state, Tensor? cu_seqlens, " EFLA_PARSED_RULE
-              ", bool output_final_state) -> (Tensor o, Tensor final_state, Tensor chunk_states)");
+              ", bool output_final_state, Tensor? erase_key=None) -> (Tensor o, Tensor final_state, Tensor "
+              "chunk_states)");
   library.def("delta_rule_bwd(" EFLA_INPUTS
               ", Tensor? initial_state, Tensor? cu_seqlens, Tensor chunk_states, Tensor dout, "
               "Tensor? dfinal_state, " EFLA_PARSED_RULE
-              ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dg, Tensor dinitial_state)");
+              ", Tensor? erase_key=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dg, "
+              "Tensor dinitial_state, Tensor derase_key)");
   library.def("delta_rule(" EFLA_INPUTS "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
-              ", bool output_final_state=True) -> (Tensor o, Tensor final_state)",
+              ", bool output_final_state=True, Tensor? erase_key=None) -> (Tensor o, Tensor final_state)",
               user_op);
   library.def("delta_rule_with_states(" EFLA_INPUTS
               "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
-              ", int state_interval=32) -> (Tensor o, Tensor final_state, Tensor states)",
+              ", int state_interval=32, Tensor? erase_key=None) -> (Tensor o, Tensor final_state, Tensor states)",
               user_op_with_states);
   library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
   library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, Tensor? kept=None, " EFLA_RULE

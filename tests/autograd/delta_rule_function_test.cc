@@ -118,44 +118,56 @@ TEST(DeltaRuleFunction, LeavesOutAFinalStateThatNobodyAsksFor) {
   }
 }
 
-// Gradients of a decayed, grouped and packed problem: float32 against the float64 reference, and one sequence of it
-// alone.
-TEST(DeltaRuleFunction, TakesDecaysGroupedHeadsAndPackedSequences) {
+// Gradients of a decayed, grouped and packed problem, with one key and with two: float32 against the float64 reference,
+// and one sequence of it alone.
+void check_packed_problem(bool channel, bool two_keys) {
   const auto ends = torch::tensor({0, 7, 7, 45}, torch::kLong);
-  for (const bool channel : {false, true}) {
-    const auto inputs = [&](at::ScalarType dtype) {
-      std::vector<std::int64_t> g_sizes{1, 45, 4};
-      if (channel) g_sizes.push_back(8);
-      std::vector<Tensor> all{random_tensor({1, 45, 2, 8}, 1),  random_tensor({1, 45, 2, 8}, 2),
-                              random_tensor({1, 45, 4, 16}, 3), torch::sigmoid(random_tensor({1, 45, 4}, 4)),
-                              random_tensor({3, 4, 8, 16}, 5),  -torch::softplus(random_tensor(g_sizes, 6))};
-      for (auto& tensor : all) tensor = tensor.to(dtype).requires_grad_(true);
-      return all;
-    };
-    const auto run = [&](const std::vector<Tensor>& in, const std::string& implementation) {
-      const auto out = delta_rule({in[0], in[1], in[2], in[3], in[4], in[5], ends}, exact_rule(), implementation);
-      auto gradients = torch::autograd::grad({out.o.square().sum() + out.final_state.sum()}, in);
-      gradients.push_back(out.o);
-      gradients.push_back(out.final_state);
-      return gradients;
-    };
-    const auto expected = run(inputs(torch::kDouble), "ref");
-    for (const char* implementation : {"chunk", "recurrent"}) {
-      const auto got = run(inputs(torch::kFloat), implementation);
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        const double size = expected[i].abs().max().item<double>();
-        EXPECT_LE(max_difference(got[i], expected[i]), 1e-5 * std::max(1.0, size)) << implementation << ' ' << i;
-      }
+  const auto inputs = [&](at::ScalarType dtype) {
+    std::vector<std::int64_t> g_sizes{1, 45, 4};
+    if (channel) g_sizes.push_back(8);
+    std::vector<Tensor> all{random_tensor({1, 45, 2, 8}, 1),  random_tensor({1, 45, 2, 8}, 2),
+                            random_tensor({1, 45, 4, 16}, 3), torch::sigmoid(random_tensor({1, 45, 4}, 4)),
+                            random_tensor({3, 4, 8, 16}, 5),  -torch::softplus(random_tensor(g_sizes, 6))};
+    if (two_keys) all.push_back(torch::sigmoid(random_tensor({1, 45, 2, 8}, 7)) * all[1]);
+    for (auto& tensor : all) tensor = tensor.to(dtype).requires_grad_(true);
+    return all;
+  };
+  const auto input_of = [&](const std::vector<Tensor>& in) {
+    return DeltaRuleInput{in[0], in[1], in[2], in[3], in[4], in[5], ends, two_keys ? in[6] : Tensor()};
+  };
+  const auto run = [&](const std::vector<Tensor>& in, const std::string& implementation) {
+    const auto out = delta_rule(input_of(in), exact_rule(), implementation);
+    auto gradients = torch::autograd::grad({out.o.square().sum() + out.final_state.sum()}, in);
+    gradients.push_back(out.o);
+    gradients.push_back(out.final_state);
+    return gradients;
+  };
+  const auto expected = run(inputs(torch::kDouble), "ref");
+  for (const char* implementation : {"chunk", "recurrent"}) {
+    const auto got = run(inputs(torch::kFloat), implementation);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double size = expected[i].abs().max().item<double>();
+      EXPECT_LE(max_difference(got[i], expected[i]), 1e-5 * std::max(1.0, size)) << implementation << ' ' << i;
     }
-    const torch::NoGradGuard no_grad;
-    const auto in = inputs(torch::kFloat);
-    const auto part = [&](const Tensor& t) { return t.narrow(1, 7, 38); };
-    const auto alone = delta_rule(
-        {part(in[0]), part(in[1]), part(in[2]), part(in[3]), in[4].narrow(0, 2, 1), part(in[5])}, exact_rule());
-    const auto packed = delta_rule({in[0], in[1], in[2], in[3], in[4], in[5], ends}, exact_rule());
-    EXPECT_TRUE(torch::equal(alone.o, part(packed.o)));
-    EXPECT_TRUE(torch::equal(alone.final_state, packed.final_state.narrow(0, 2, 1)));
-    EXPECT_TRUE(torch::equal(packed.final_state[1], in[4][1])) << "an empty sequence keeps its state";
+  }
+  const torch::NoGradGuard no_grad;
+  const auto in = inputs(torch::kFloat);
+  const auto part = [&](const Tensor& t) { return t.narrow(1, 7, 38); };
+  DeltaRuleInput one{part(in[0]), part(in[1]), part(in[2]), part(in[3]), in[4].narrow(0, 2, 1), part(in[5])};
+  if (two_keys) one.erase_key = part(in[6]);
+  const auto alone = delta_rule(one, exact_rule());
+  const auto packed = delta_rule(input_of(in), exact_rule());
+  EXPECT_TRUE(torch::equal(alone.o, part(packed.o)));
+  EXPECT_TRUE(torch::equal(alone.final_state, packed.final_state.narrow(0, 2, 1)));
+  EXPECT_TRUE(torch::equal(packed.final_state[1], in[4][1])) << "an empty sequence keeps its state";
+}
+
+TEST(DeltaRuleFunction, TakesDecaysGroupedHeadsPackedSequencesAndTwoKeys) {
+  for (const bool channel : {false, true}) {
+    for (const bool two_keys : {false, true}) {
+      SCOPED_TRACE(testing::Message() << "channel " << channel << ", two keys " << two_keys);
+      check_packed_problem(channel, two_keys);
+    }
   }
 }
 
@@ -241,8 +253,8 @@ TEST(DeltaRuleFunction, IsAnOpOfTheDispatcher) {
   const torch::NoGradGuard no_grad;
   const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule", "");
-  torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state, c10::IValue(),
-                          c10::IValue(), "exact", 1.0, 1.0,    false,         "auto",  true};
+  torch::jit::Stack stack{c.q,     c.k, c.v, c.beta, c10::IValue(), c.state, c10::IValue(), c10::IValue(),
+                          "exact", 1.0, 1.0, false,  "auto",        true,    c10::IValue()};
   op.callBoxed(&stack);
   ASSERT_EQ(stack.size(), 2U);
   EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule()).o));
@@ -253,8 +265,8 @@ TEST(DeltaRuleFunction, ReturnsTheStatesBeforeEveryInterval) {
   const Case c = make_case(1, 40, 2, 4, 4, torch::kFloat);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_with_states", "");
   const auto call = [&](std::int64_t interval, const char* implementation) {
-    torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state,        c10::IValue(),
-                            c10::IValue(), "exact", 1.0, 1.0,    false,         implementation, interval};
+    torch::jit::Stack stack{c.q,     c.k, c.v, c.beta, c10::IValue(),  c.state,  c10::IValue(), c10::IValue(),
+                            "exact", 1.0, 1.0, false,  implementation, interval, c10::IValue()};
     op.callBoxed(&stack);
     return stack[2].toTensor();
   };

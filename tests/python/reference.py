@@ -36,6 +36,7 @@ def delta_rule(
     erase_scale=1.0,
     write_scale=1.0,
     l2norm=False,
+    erase_key=None,
 ):
     """o [B, T, HV, V] and the final state [N, HV, K, V], in float64."""
     if cu_seqlens is not None:
@@ -44,15 +45,18 @@ def delta_rule(
         for n, (a, b) in enumerate(zip(ends, ends[1:])):
             state = None if initial_state is None else initial_state[n : n + 1]
             gate = None if g is None else g[:, a:b]
+            erase = None if erase_key is None else erase_key[:, a:b]
             cut = [x[:, a:b] for x in (q, k, v, beta)]
-            parts.append(delta_rule(*cut, gate, state, None, scale, step, erase_scale, write_scale, l2norm))
+            parts.append(delta_rule(*cut, gate, state, None, scale, step, erase_scale, write_scale, l2norm, erase))
         return torch.cat([o for o, _ in parts], 1), torch.cat([s for _, s in parts])
     q, k, v, beta = (x.double() for x in (q, k, v, beta))
+    erase_key = k if erase_key is None else erase_key.double()
     if l2norm:
-        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        q_length, k_length = ((x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        q, k, erase_key = q / q_length, k / k_length, erase_key / k_length
     batch, tokens, heads, key_dim = q.shape
     value_heads = v.shape[2]
-    q, k = (x.repeat_interleave(value_heads // heads, 2) for x in (q, k))
+    q, k, erase_key = (x.repeat_interleave(value_heads // heads, 2) for x in (q, k, erase_key))
     scale = key_dim**-0.5 if scale is None else scale
     state = torch.zeros(batch, value_heads, key_dim, v.shape[3], dtype=torch.float64)
     if initial_state is not None:
@@ -62,8 +66,8 @@ def delta_rule(
         if g is not None:
             decay = g[:, t].double().exp()
             state = state * (decay[..., None, None] if decay.dim() == 2 else decay[..., None])
-        alpha = gain(step, beta[:, t], k[:, t].square().sum(-1))[..., None]
-        read = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+        alpha = gain(step, beta[:, t], (erase_key[:, t] * k[:, t]).sum(-1))[..., None]
+        read = torch.einsum("bhkv,bhk->bhv", state, erase_key[:, t])
         write = write_scale * alpha * v[:, t] - erase_scale * alpha * read
         state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
         outputs.append(scale * torch.einsum("bhkv,bhk->bhv", state, q[:, t]))

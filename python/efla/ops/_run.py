@@ -56,6 +56,7 @@ def _check_empty(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     state_v_first: bool,
+    erase_key: Tensor | None,
 ) -> None:
     """Raises ValueError unless the arguments fit each other. For calls without tokens or batch entries: the operator's own
     check comes after zeros were appended, when arguments may fit that did not fit before."""
@@ -63,6 +64,8 @@ def _check_empty(
     sizes.update({axis: n for axis, n in _check.check_axes(function, "v", v, "B T HV V").items() if axis in ("HV", "V")})
     for name, tensor, axes in (("k", k, "B T H K"), ("v", v, "B T HV V"), ("beta", beta, "B T HV")):
         _check.check_shape(function, name, tensor, axes, sizes)
+    if erase_key is not None:
+        _check.check_shape(function, "erase_key", erase_key, "B T H K", sizes)
     if g is not None and g.dim() in (3, 4):
         _check.check_shape(function, "g", g, "B T HV" if g.dim() == 3 else "B T HV K", sizes)
     sizes["N"] = sizes["B"]
@@ -98,10 +101,11 @@ def delta_rule(
     implementation: str = "auto",
     return_intermediate_states: bool = False,
     chunk_size: int = 64,
+    erase_key: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    beta is rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32 on a CPU,
+    beta and erase_key are rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32 on a CPU,
     float64 runs the reference. Returns o in the dtype of q, the final state where output_final_state is true, and the states before
     every chunk_size tokens of a sequence where return_intermediate_states is.
     """
@@ -115,15 +119,19 @@ def delta_rule(
         _check.check_cu_seqlens(function, cu_seqlens)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
+    if erase_key is not None:
+        _check.check_tensors(function, erase_key=erase_key)
+        erase_key = _check.as_floating(function, "erase_key", erase_key, q.dtype)
     shape = q.shape
     no_tokens = len(shape) == 4 and shape[1] == 0
     no_batch = len(shape) == 4 and shape[0] == 0 and cu_seqlens is None
     empty = no_tokens or no_batch
     if empty:
-        _check_empty(function, q, k, v, beta, g, initial_state, cu_seqlens, state_v_first)
+        _check_empty(function, q, k, v, beta, g, initial_state, cu_seqlens, state_v_first, erase_key)
         # Zeros, which change nothing, stand for none, so that the operator checks the arguments and gradients flow as always.
         q, k, v, beta = (_with_zeros(x, no_batch, no_tokens) for x in (q, k, v, beta))
         g = None if g is None else _with_zeros(g, no_batch, no_tokens)
+        erase_key = None if erase_key is None else _with_zeros(erase_key, no_batch, no_tokens)
         initial_state = None if initial_state is None else _with_zeros(initial_state, no_batch, False)
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     beta = beta_of(function, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
@@ -155,14 +163,14 @@ def delta_rule(
 
     between = None
     if return_intermediate_states:
-        _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
-        o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
+        _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state, erase_key))
+        o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL, erase_key)
         between = _laid_out(_states_between(states, cu_seqlens, chunk_size), state_v_first)
     else:
         try:
-            o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments, output_final_state)
+            o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments, output_final_state, erase_key)
         except _check.Transformed:
-            o, final_state, _ = _check.call(function, _func.DeltaRule.apply, *arguments)
+            o, final_state, _ = _check.call(function, _func.DeltaRule.apply, *arguments, erase_key)
     final_state = _laid_out(final_state, state_v_first) if output_final_state else None
     if empty:
         o = _without_zeros(o, no_batch, no_tokens)

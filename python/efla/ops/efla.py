@@ -29,6 +29,7 @@ def chunk_efla(
     step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
+    erase_key: Tensor | None = None,
     return_intermediate_states: Literal[False] = False,
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor | None]: ...
@@ -53,6 +54,7 @@ def chunk_efla(
     step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
+    erase_key: Tensor | None = None,
     return_intermediate_states: Literal[True],
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor | None, Tensor]: ...
@@ -76,12 +78,13 @@ def chunk_efla(
     step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
+    erase_key: Tensor | None = None,
     return_intermediate_states: bool = False,
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """S̃ = D S_{t−1}, S_t = S̃ + k (b v − a S̃ᵀ k)ᵀ, o_t = scale · S_tᵀ q_t, chunk by chunk; EFLA paper, equation 20.
+    """S̃ = D S_{t−1}, S_t = S̃ + k (b v − a S̃ᵀ κ)ᵀ, o_t = scale · S_tᵀ q_t, chunk by chunk; EFLA paper, equation 20.
 
-    a = erase_scale · α and b = write_scale · α, where α(β, λ = ‖k‖²) is the gain of the step:
+    κ is k or erase_key. a = erase_scale · α and b = write_scale · α, where α(β, λ = κᵀk) is the gain of the step:
 
         euler           β                      DeltaNet, Gated DeltaNet, KDA
         rk2, rk4, rkN   β Σ_{n<N} (−βλ)ⁿ/(n+1)!  Runge–Kutta of order N
@@ -97,10 +100,12 @@ def chunk_efla(
         scale: of the output; None for K^(−1/2).
         initial_state: [N, HV, K, V], N sequences (B of them without cu_seqlens); None for zeros.
         output_final_state: whether to return the final state.
-        use_qk_l2norm_in_kernel: divide q and k by √(Σx² + 1e-6) first.
+        use_qk_l2norm_in_kernel: divide q and k by √(Σx² + 1e-6) first, and erase_key by the number that divides k.
         use_beta_sigmoid_in_kernel: β = σ(beta); with allow_neg_eigval 2σ(beta).
         state_v_first: the states are [N, HV, V, K].
         cu_seqlens: [N + 1], sequences packed one after the other into B = 1: 0, ends of sequences, T.
+        erase_key: [B, T, H, K], κ, of the dtype of q: b * k for Gated DeltaNet-2 with the gate b, d * k for Comba; None for k. On
+            a CPU only.
         return_intermediate_states: return the states before every chunk_size (32 or 64) tokens of a sequence too, for
             caches of prefixes; without gradients.
 
@@ -108,7 +113,7 @@ def chunk_efla(
         o [B, T, HV, V] in the dtype of q, and the final state in float32 or None; with return_intermediate_states also
         float32 [B, NT, HV, K, V], the states of packed sequences one after the other.
 
-    Gradients flow to q, k, v, beta, g and initial_state, from both outputs. Raises ValueError naming the argument.
+    Gradients flow to q, k, v, beta, g, initial_state and erase_key, from both outputs. Raises ValueError naming the argument.
     """
     o, final_state, between = delta_rule(
         "chunk_efla",
@@ -127,6 +132,7 @@ def chunk_efla(
         step=step,
         erase_scale=erase_scale,
         write_scale=write_scale,
+        erase_key=erase_key,
         state_v_first=state_v_first,
         return_intermediate_states=return_intermediate_states,
         chunk_size=chunk_size,
@@ -152,6 +158,7 @@ def fused_recurrent_efla(
     step: Step = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
+    erase_key: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """chunk_efla token by token; for short sequences and decoding."""
     return delta_rule(
@@ -171,6 +178,7 @@ def fused_recurrent_efla(
         step=step,
         erase_scale=erase_scale,
         write_scale=write_scale,
+        erase_key=erase_key,
         state_v_first=state_v_first,
         implementation="recurrent",
     )[:2]
