@@ -40,12 +40,24 @@ SIGNATURES = {
     "fused_recurrent_kda": "q k v g beta A_log=None dt_bias=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_gate_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False "
     "lower_bound=None state_v_first=False cu_seqlens=None",
+    "chunk_gdn2": "q k v g b w scale=None initial_state=None output_final_state=False use_qk_l2norm_in_kernel=False "
+    "use_gate_in_kernel=False cu_seqlens=None cu_seqlens_cpu=None safe_gate=False lower_bound=None disable_recompute=False "
+    "return_intermediate_states=False state_v_first=False cp_context=None "
+    "| A_log=None dt_bias=None chunk_size=64 step='euler'",
+    "fused_recurrent_gdn2": "q k v g b w A_log=None dt_bias=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False use_gate_in_kernel=False lower_bound=None state_v_first=False cu_seqlens=None "
+    "| step='euler'",
+    "chunk_comba": "q k v p g beta=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False cu_seqlens=None cu_seqlens_cpu=None | step='euler'",
+    "fused_recurrent_comba": "q k p v g beta=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False cu_seqlens=None | step='euler'",
     "chunk_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
-    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0 return_intermediate_states=False chunk_size=64",
+    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0 erase_key=None return_intermediate_states=False "
+    "chunk_size=64",
     "fused_recurrent_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
-    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
+    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0 erase_key=None",
     "delta_rule_step": "q k v beta state g=None scale=None use_qk_l2norm_in_kernel=False "
     "| step erase_scale=1.0 write_scale=1.0",
     "delta_rule_steps": "q k v beta states slots=None g=None scale=None use_qk_l2norm_in_kernel=False "
@@ -73,8 +85,10 @@ class Contract(unittest.TestCase):
 
     def test_one_import_changes(self):
         from efla.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention  # noqa: F401
+        from efla.ops.comba import chunk_comba, fused_recurrent_comba  # noqa: F401
         from efla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule  # noqa: F401
         from efla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule  # noqa: F401
+        from efla.ops.gdn2 import chunk_gdn2, fused_recurrent_gdn2  # noqa: F401
         from efla.ops.kda import chunk_kda, fused_recurrent_kda  # noqa: F401
 
     def test_every_function_is_documented_and_typed(self):

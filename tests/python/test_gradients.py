@@ -56,6 +56,60 @@ class Gradients(unittest.TestCase):
                         what=f"{function.__name__} {step} {decay}",
                     )
 
+    def test_two_keys(self):
+        packed = torch.tensor([0, 5, 5, 40, 70])
+        generator = torch.Generator().manual_seed(3)
+        for step, decay, l2norm, group in (("euler", "channel", True, 2), ("exact", None, False, 1), ("trapezoid", "scalar", False, 2)):
+            x = {**inputs(batch=1, decay=decay, value_heads=2 * group), "initial_state": state(4, value_heads=2 * group)}
+            x["erase_key"] = x["k"] * torch.rand(x["k"].shape, generator=generator)
+            for function in (efla.chunk_efla, efla.fused_recurrent_efla):
+                self.check(
+                    lambda **x: function(
+                        **x, output_final_state=True, step=step, use_qk_l2norm_in_kernel=l2norm, cu_seqlens=packed
+                    ),
+                    lambda **x: delta_rule(**x, step=step, l2norm=l2norm, cu_seqlens=packed),
+                    x,
+                    what=f"{function.__name__} {step} {decay}",
+                )
+
+    def test_gdn2(self):
+        generator = torch.Generator().manual_seed(4)
+        for step, l2norm in (("euler", True), ("exact", False)):
+            x = {**inputs(tokens=45, decay="channel", value_heads=4), "initial_state": state(value_heads=4)}
+            del x["beta"]
+            x["b"] = torch.rand(x["k"].shape, generator=generator)
+            x["w"] = torch.rand(x["v"].shape, generator=generator)
+
+            def reference(k, v, b, w, **x):
+                ones = torch.ones(v.shape[:3], dtype=torch.float64)
+                return delta_rule(k=k, v=w * v, beta=ones, erase_key=b * k, step=step, l2norm=l2norm, **x)
+
+            for function in (efla.chunk_gdn2, efla.fused_recurrent_gdn2):
+                self.check(
+                    lambda **x: function(**x, output_final_state=True, use_qk_l2norm_in_kernel=l2norm, step=step),
+                    reference,
+                    x,
+                    what=f"{function.__name__} {step}",
+                )
+
+    def test_comba(self):
+        for step, l2norm in (("euler", True), ("euler", False), ("exact", False)):
+            x = {**inputs(tokens=45, decay="scalar"), "initial_state": state()}
+            x["p"] = 0.7 * x["k"] + 0.05
+
+            def reference(q, k, p, **x):
+                if l2norm:
+                    q, k, p = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k, p))
+                return delta_rule(q=q, k=k, erase_key=p, step=step, **x)
+
+            for function in (efla.chunk_comba, efla.fused_recurrent_comba):
+                self.check(
+                    lambda **x: function(**x, output_final_state=True, use_qk_l2norm_in_kernel=l2norm, step=step),
+                    reference,
+                    x,
+                    what=f"{function.__name__} {step} {l2norm}",
+                )
+
     def test_packed_sequences(self):
         packed = torch.tensor([0, 5, 5, 40, 70])
         x = {**inputs(batch=1, decay="channel"), "initial_state": state(sequences=4)}

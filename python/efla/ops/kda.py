@@ -11,7 +11,7 @@ from efla.ops._gate import channel_gate
 from efla.ops._run import delta_rule
 
 
-def _decay(
+def channel_decay(
     function: str,
     g: Tensor,
     use_gate: bool,
@@ -159,7 +159,7 @@ def chunk_kda(
         k,
         v,
         beta,
-        _decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate),
+        channel_decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -201,7 +201,7 @@ def fused_recurrent_kda(
         k,
         v,
         beta,
-        _decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
+        channel_decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,

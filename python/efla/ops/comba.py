@@ -1,0 +1,108 @@
+"""Comba, as fla.ops.comba."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from efla._choices import Step
+from efla.ops import _check
+from efla.ops._run import delta_rule
+
+
+def _normalised(function: str, **tensors: Tensor) -> list[Tensor]:
+    """Returns each tensor divided by √(Σx² + 1e-6) of its own."""
+    _check.check_floating(function, **tensors)
+    return [x / (x.float().square().sum(-1, keepdim=True) + 1e-6).sqrt().to(x.dtype) for x in tensors.values()]
+
+
+def _comba(
+    function: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    cu_seqlens: Tensor | None,
+    step: Step,
+    implementation: str,
+) -> tuple[Tensor, Tensor | None]:
+    """Runs the operator with the erase key p and the decay g [B, T, HV]."""
+    _check.check_rank(function, "g", g, "B T HV")
+    _check.check_shape(function, "p", p, "B T H K", _check.check_axes(function, "k", k, "B T H K"))
+    if use_qk_l2norm_in_kernel:
+        q, k, p = _normalised(function, q=q, k=k, p=p)
+    return delta_rule(
+        function,
+        q,
+        k,
+        v,
+        v.new_ones(v.shape[:3]) if beta is None else beta,
+        g,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=False,
+        cu_seqlens=cu_seqlens,
+        step=step,
+        implementation=implementation,
+        erase_key=p,
+    )[:2]
+
+
+def chunk_comba(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Tensor,
+    g: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    *,
+    step: Step = "euler",
+) -> tuple[Tensor, Tensor | None]:
+    """S̃ = e^g S_{t−1}, S_t = S̃ + β k (v − S̃ᵀ p)ᵀ, o_t = scale · S_tᵀ q_t; Comba, arXiv 2506.02475.
+
+    Args:
+        q, k, v, g, scale, initial_state, output_final_state, cu_seqlens: as chunk_gated_delta_rule.
+        p: [B, T, H, K], the key that erases; in the paper d · k with d between 0 and 1.
+        beta: [B, T, HV]; None for ones.
+        use_qk_l2norm_in_kernel: divide q, k and p by √(Σx² + 1e-6) first, each by its own, as flash-linear-attention does. The d
+            of p = d · k has no effect then.
+        step: "exact" for S_t = e^{−β k pᵀ} S̃ + ∫₀^β e^{−s k pᵀ} ds k vᵀ; or another one of chunk_efla.
+        cu_seqlens_cpu: taken for compatibility, without effect.
+
+    Returns o [B, T, HV, V] in the dtype of q, and the final state in float32 or None. Gradients flow to every floating-point tensor
+    among the arguments. Tensors lie on the CPU. Raises ValueError naming the argument.
+    """
+    rest = (scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, step)
+    return _comba("chunk_comba", q, k, v, p, g, beta, *rest, "auto")
+
+
+def fused_recurrent_comba(
+    q: Tensor,
+    k: Tensor,
+    p: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    step: Step = "euler",
+) -> tuple[Tensor, Tensor | None]:
+    """chunk_comba token by token; for short sequences and decoding. p comes before v, as in flash-linear-attention."""
+    rest = (scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, step)
+    return _comba("fused_recurrent_comba", q, k, v, p, g, beta, *rest, "recurrent")
