@@ -23,6 +23,34 @@ def gain(step, beta, lam):
     return beta * sum((-x) ** n / math.factorial(n + 1) for n in range(int(step[2:])))
 
 
+def delta_product(q, k, v, beta, n, g=None, initial_state=None, l2norm=False):
+    """n Householder steps per token after one decay; o [B, T, H, V] and the final state, in float64."""
+    q, k, v, beta = (x.double() for x in (q, k, v, beta))
+    if l2norm:
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    state, outputs = initial_state.double(), []
+    for t in range(q.shape[1]):
+        if g is not None:
+            state = state * g[:, t].double().exp()[..., None, None]
+        for i in range(n * t, n * (t + 1)):
+            error = v[:, i] - torch.einsum("bhkv,bhk->bhv", state, k[:, i])
+            state = state + torch.einsum("bhk,bhv->bhkv", k[:, i], beta[:, i, :, None] * error)
+        outputs.append(q.shape[-1] ** -0.5 * torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    return torch.stack(outputs, 1), state
+
+
+def rwkv7(r, w, k, v, a, b, initial_state):
+    """S_t = diag(e^w) S_{t−1} + b (S_{t−1}ᵀ a)ᵀ + k vᵀ; o [B, T, H, V] without a scale and the final state, in float64."""
+    r, w, k, v, a, b = (x.double() for x in (r, w, k, v, a, b))
+    state, outputs = initial_state.double(), []
+    for t in range(r.shape[1]):
+        read = torch.einsum("bhkv,bhk->bhv", state, a[:, t])
+        state = state * w[:, t].exp()[..., None]
+        state = state + torch.einsum("bhk,bhv->bhkv", b[:, t], read) + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, r[:, t]))
+    return torch.stack(outputs, 1), state
+
+
 def delta_rule(
     q,
     k,

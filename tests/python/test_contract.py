@@ -51,6 +51,11 @@ SIGNATURES = {
     "use_qk_l2norm_in_kernel=False cu_seqlens=None cu_seqlens_cpu=None | step='euler'",
     "fused_recurrent_comba": "q k p v g beta=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False cu_seqlens=None | step='euler'",
+    "chunk_gated_delta_product": "q k v g beta num_householder scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False cu_seqlens=None cu_seqlens_cpu=None cp_context=None | step='euler'",
+    "chunk_rwkv7": "r w k v a b scale=1.0 initial_state=None output_final_state=False cu_seqlens=None cu_seqlens_cpu=None "
+    "safe_gate=False chunk_size=None disable_recompute=False cp_context=None lower_bound=None | step='euler'",
+    "fused_recurrent_rwkv7": "r w k v a b scale=None initial_state=None output_final_state=True cu_seqlens=None | step='euler'",
     "chunk_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
     "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0 erase_key=None return_intermediate_states=False "
@@ -87,9 +92,11 @@ class Contract(unittest.TestCase):
         from efla.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention  # noqa: F401
         from efla.ops.comba import chunk_comba, fused_recurrent_comba  # noqa: F401
         from efla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule  # noqa: F401
+        from efla.ops.gated_delta_product import chunk_gated_delta_product  # noqa: F401
         from efla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule  # noqa: F401
         from efla.ops.gdn2 import chunk_gdn2, fused_recurrent_gdn2  # noqa: F401
         from efla.ops.kda import chunk_kda, fused_recurrent_kda  # noqa: F401
+        from efla.ops.rwkv7 import chunk_rwkv7, fused_recurrent_rwkv7  # noqa: F401
 
     def test_every_function_is_documented_and_typed(self):
         for name in efla.ops.__all__:
@@ -178,6 +185,17 @@ class Mistakes(unittest.TestCase):
         with self.assertRaises(ValueError) as caught:
             function(*arguments, **named)
         self.assertEqual(str(caught.exception), f"{function.__name__}: {message}")
+
+    def test_steps_of_a_token_that_do_not_fit(self):
+        x = inputs(tokens=12, decay="scalar")
+        product = {**x, "q": x["q"][:, :4], "g": x["g"][:, :4]}
+        f = efla.chunk_gated_delta_product
+        self.refuses("num_householder: got 0, expected a whole number of at least 1", f, **product, num_householder=0)
+        message = "k: got shape [2, 12, 2, 12], expected [B, T, H, K] = [2, 8, 2, 12]"
+        self.refuses(message, f, **product, num_householder=2)
+        keys = {name: x["k"] for name in "rwkab"}
+        message = "a: got shape [2, 11, 2, 12], expected [B, T, H, K] = [2, 12, 2, 12]"
+        self.refuses(message, efla.chunk_rwkv7, **{**keys, "a": x["k"][:, 1:]}, v=x["v"])
 
     def test_tensors(self):
         x = inputs()

@@ -3,7 +3,7 @@
 import unittest
 
 import torch
-from reference import delta_rule
+from reference import delta_product, delta_rule, rwkv7
 from support import assert_close, inputs, state
 
 import efla
@@ -91,6 +91,30 @@ class Gradients(unittest.TestCase):
                     x,
                     what=f"{function.__name__} {step}",
                 )
+
+    def test_gated_delta_product(self):
+        for n, decay in ((1, "scalar"), (2, None), (3, "scalar")):
+            x = {**inputs(tokens=20 * n, decay=decay), "initial_state": state()}
+            for name in ("q", "g"):
+                if name in x:
+                    x[name] = x[name][:, :20]
+            self.check(
+                lambda **x: efla.chunk_gated_delta_product(
+                    **{"g": None, **x}, num_householder=n, output_final_state=True, use_qk_l2norm_in_kernel=True
+                ),
+                lambda **x: delta_product(**x, n=n, l2norm=True),
+                x,
+                what=f"{n} steps",
+            )
+
+    def test_rwkv7(self):
+        generator = torch.Generator().manual_seed(5)
+        x = inputs(tokens=40, decay="channel")
+        removal = torch.nn.functional.normalize(x.pop("q"), dim=-1)
+        x = {"r": x["k"].flip(1), "w": -0.61 * torch.sigmoid(x["g"]), "k": x["k"], "v": x["v"]}
+        x |= {"a": -removal, "b": removal * torch.rand(removal.shape, generator=generator), "initial_state": state()}
+        self.check(lambda **x: efla.chunk_rwkv7(**x, output_final_state=True), rwkv7, x, what="chunk_rwkv7")
+        self.check(lambda **x: efla.fused_recurrent_rwkv7(**x, scale=1.0), rwkv7, x, what="fused_recurrent_rwkv7")
 
     def test_comba(self):
         for step, l2norm in (("euler", True), ("euler", False), ("exact", False)):
