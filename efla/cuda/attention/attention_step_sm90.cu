@@ -22,9 +22,11 @@ namespace {
 
 constexpr int kBlock = static_cast<int>(kAttentionBlock);  // tokens
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMostDim = 256;    // K and V
-constexpr int kMostParts = 64;   // parts of a text
-constexpr int kBlocksPerSm = 2;  // thread blocks that run at the same time
+constexpr int kMostDim = 256;   // K and V
+constexpr int kMostParts = 64;  // parts of a text
+// Thread blocks of a multiprocessor for which there are registers. kHeads: query heads that are computed together.
+template <int kHeads>
+constexpr int kBlocksPerSm = kHeads == 1 ? 2 : 1;
 
 // 16 bytes of a page.
 template <class S>
@@ -433,7 +435,7 @@ __device__ __forceinline__ bool arrives_last(const AttentionStep<S>& p, const Pl
 }
 
 template <class S, int kHeads, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<kHeads>)
     attention_step_kernel(const __grid_constant__ AttentionStep<S> p, const __grid_constant__ Plan plan,
                           float* __restrict__ all_entries) {
   __shared__ __align__(16) Shared<S, kHeads, kAligned> shared;
@@ -493,7 +495,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 template <class S, int kHeads, bool kAligned>
 void launch(const AttentionStep<S>& p, const Workspace& workspace, cudaStream_t stream) {
   const std::int64_t pairs = p.qkv.extent[0] * p.shape.key_value_heads;
-  const std::int64_t wanted = 2 * kBlocksPerSm * multiprocessors();
+  const std::int64_t wanted = 4 * multiprocessors();
   const auto blocks = static_cast<int>(std::clamp<std::int64_t>((wanted + pairs - 1) / pairs, 1, kMostParts));
   const Plan plan{blocks, entry_floats(p), static_cast<float>(p.scale_or_default())};
   launch_early("attention_step", attention_step_kernel<S, kHeads, kAligned>, grid_of("attention_step", pairs * blocks),
