@@ -25,7 +25,6 @@
 #include "cli/support/weights.h"
 #include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
-#include "efla/engine/durable_engine.h"
 #include "efla/engine/engine.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/model_size.h"
@@ -38,7 +37,7 @@ namespace efla::cli {
 namespace {
 
 struct ServeArguments {
-  std::string model, tokenizer, name, chat_template, tool_format, api_keys, state_keys, sessions, device = "auto";
+  std::string model, tokenizer, name, chat_template, tool_format, api_keys, state_keys, device = "auto";
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;
@@ -81,8 +80,8 @@ std::shared_ptr<const serve::ChatTemplate> choose_chat_template(const std::strin
 }
 
 void run(ServeArguments arguments) {
-  auto& [model, tokenizer_name, name, chat_template, tool_format, api_keys, state_keys, sessions, device, timeout,
-         grace, deadline, http, api, engine] = arguments;
+  auto& [model, tokenizer_name, name, chat_template, tool_format, api_keys, state_keys, device, timeout, grace,
+         deadline, http, api, engine] = arguments;
   http.timeout = milliseconds(timeout);
   http.catch_signals = true;  // before the address is printed, because its reader may stop the server at once
   api.deadline = milliseconds(deadline);
@@ -103,14 +102,8 @@ void run(ServeArguments arguments) {
   if (engine.on_gpu && nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
     throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
   }
-  auto running = engine::load_engine(model, std::move(tokenizer), engine);
-  engine::DurableEngine* durable = nullptr;
-  if (!sessions.empty()) {
-    auto made = std::make_unique<engine::DurableEngine>(std::move(running), sessions);
-    durable = made.get();
-    for (const auto& file : made->set_aside()) print_or_drop(stderr, "efla: serve: " + file + "\n");
-    running = std::move(made);
-  }
+  const auto running = engine::load_engine(model, std::move(tokenizer), engine);
+  for (const auto& file : running->set_aside()) print_or_drop(stderr, "efla: serve: " + file + "\n");
   serve::Service service(*running, api, keys, http);
   fmt::print("Serving {} at {}\n", api.model, service.address());
   const auto room = running->statistics();
@@ -124,7 +117,7 @@ void run(ServeArguments arguments) {
   if (!service.run(milliseconds(grace), /*signals=*/true)) {
     end_program("serve: a request that was cancelled did not end");
   }
-  if (durable != nullptr) durable->keep_unwritten();
+  running->keep_unwritten();
 }
 
 // Returns the bytes of a size such as 512MB; nothing for another text.
@@ -225,7 +218,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   add_kv_cache_option(command, engine.kv_cache_type);
   add_draft_option(command, engine.draft_tokens);
   command
-      .add_option("--sessions", arguments.sessions,
+      .add_option("--sessions", engine.sessions,
                   "Keep the sessions in this folder: each is written when it is stored, and read at the next start")
       ->type_name("FOLDER");
   add_bytes_option(command, "--state-memory", engine.state_memory, "Memory of the texts that run, such as 512MB");

@@ -24,7 +24,7 @@ inline void add_kv_cache_option(CLI::App& command, std::string& type) {
   command
       .add_option("--kv-cache-type", type,
                   "How a hybrid from Hugging Face stores keys and values: float32, or bfloat16 for\n"
-                  "half of the memory; auto: float32")
+                  "half of the memory; auto: float32, and in a GPU's memory the type of the weights")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
       ->capture_default_str();
 }

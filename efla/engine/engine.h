@@ -168,9 +168,19 @@ class Engine {
   // Stores a session from such bytes, in place of an older one. Throws IoError(content) for bytes that are not a
   // session, Error for a session of another model.
   virtual void load(const std::string& name, std::string_view bytes) = 0;
+  // Do the same for a text that is not a session. The texts that are held count as stored sessions.
+  virtual std::string save(const HeldText& text) const = 0;
+  virtual HeldText read(std::string_view bytes) = 0;
   virtual void erase(const std::string& name) = 0;
   // Makes a session one that may be dropped, as Request::disposable does.
   virtual void make_disposable(const std::string& name) = 0;
+
+  // Returns a sentence about each file in EngineOptions::sessions that the start has renamed, because it is damaged or
+  // of another model.
+  virtual std::vector<std::string> set_aside() const { return {}; }
+  // Writes the sessions whose files could not be written before, for the end of the program. Throws std::runtime_error
+  // where a file still cannot be written.
+  virtual void keep_unwritten() {}
 
   virtual Statistics statistics() const = 0;
 };
@@ -185,8 +195,12 @@ struct EngineOptions {
   std::size_t cache_memory = std::size_t{1} << 28;  // bytes of the prefix cache; 0: none
   std::filesystem::path swap = {};  // folder for sessions beyond session_memory; empty: disposable ones are dropped,
                                     // and a request that needs more room is refused
-  bool keep_sessions = true;        // false: no session is saved or loaded as bytes, so that the start need not compute
-                                    // EngineInfo::model_sha256
+  // Folder in which sessions outlive the process, even if it is killed: a call that stores a session returns, and a
+  // reply ends, after its file is written. Where that fails, the call throws std::runtime_error, or the reply ends with
+  // FinishReason::error; the session is stored in memory all the same. Empty: sessions end with the engine.
+  std::filesystem::path sessions = {};
+  bool keep_sessions = true;  // false: no session is saved or loaded as bytes, so that the start need not compute
+                              // EngineInfo::model_sha256
   bool on_gpu = false;  // compute on the first GPU, which also holds the slots; each text then takes twice its state,
                         // except with a model of a family
   std::string weights = "float32";  // of the linear layers: float32, bfloat16 or, on a CPU, int8

@@ -2,18 +2,16 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include "efla/base/check.h"
-#include "efla/base/memory.h"
 #include "efla/engine/end_ids.h"
 #include "efla/engine/reply_text.h"
 #include "efla/nn/models/language_model_file.h"
 
 namespace efla::engine {
 namespace {
-
-constexpr std::int64_t kMostSlots = 1 << 16;
 
 Histogram seconds() {
   Histogram histogram;
@@ -36,53 +34,31 @@ const EngineOptions& checked(const EngineOptions& options) {
   return options;
 }
 
-// How many texts run at once, and the pages that they share.
-struct Room {
-  std::int64_t slots = 0, pages = 0;
-};
-
-// Divides options.state_memory. Where texts grow, at most half of it goes to their constant parts.
-Room room_of(const EngineOptions& options, const EngineModel& model) {
-  const TextMemory text = model.text_memory();
-  const Require require("engine");
-  require(options.state_memory >= text.bytes(1), "state_memory", options.state_memory,
-          "at least the " + std::to_string(text.bytes(1)) + " bytes of one text's state");
-  const bool grows = text.page > 0, bounded = options.state_memory != kNoBound;
-  const auto most = static_cast<std::size_t>(std::min(options.max_texts, kMostSlots));
-  const std::size_t constants = options.state_memory / (grows ? 2 : 1);
-  std::size_t slots = text.constant == 0 ? most : std::clamp<std::size_t>(constants / text.constant, 1, most);
-  if (grows) slots = std::clamp<std::size_t>((options.state_memory - slots * text.constant) / text.page, 1, slots);
-  const std::size_t states = bounded ? options.state_memory : slots * text.constant;
-  const std::size_t sessions = options.session_memory == kNoBound ? 0 : options.session_memory;
-  std::pair largest{model.capabilities().in_process ? states : 0, "state_memory"};
-  const double all =
-      double(largest.first) + double(sessions) + double(options.cache_memory) + double(model.weight_bytes());
-  if (sessions > largest.first) largest = {sessions, "session_memory"};
-  if (options.cache_memory > largest.first) largest = {options.cache_memory, "cache_memory"};
-  require_memory("engine", largest.second, "states, sessions, cache and weights", all);
-  const std::size_t rest = options.state_memory - slots * text.constant;
-  return {static_cast<std::int64_t>(slots), grows ? static_cast<std::int64_t>(rest / text.page) : 0};
-}
-
 // Returns the bytes that each token adds to a state.
 std::size_t token_bytes(const EngineModel& model) {
   const auto tokens = model.text_memory().page_tokens;
   return (model.layout(tokens).bytes() - model.layout(0).bytes()) / static_cast<std::size_t>(tokens);
 }
 
-// Returns what stands for the full pages that a text begins with, as far as it is known before it begins.
-std::vector<const void*> first_pages(const Reply& reply, const TextMemory& memory) {
-  std::vector<const void*> pages;
-  const auto add = [&](const auto& all, std::int64_t tokens) {
-    for (const auto& page : all) pages.push_back(page.get());
-    pages.resize(std::min(pages.size(), static_cast<std::size_t>(memory.full_pages(tokens))));
-  };
-  if (reply.forked() != nullptr) {
-    add(reply.forked()->state.pages, reply.forked()->state.tokens);
-  } else if (reply.from() && reply.from()->state) {
-    add(reply.from()->state->pages(), reply.from()->state_tokens());
-  }
-  return pages;
+// Describes a model to the engine's clients. Throws Error for a tokenizer with ids that the model does not have.
+EngineInfo info_of(const EngineModel& model, std::string sha256, std::int64_t parameters,
+                   const data::Tokenizer& tokenizer, const EngineOptions& options) {
+  const auto& config = model.config();
+  const auto layout = model.layout(model.text_memory().page_tokens);
+  Require("engine")(tokenizer.vocab_size() <= config.vocab_size, "tokenizer",
+                    tokenizer.info().name + " of " + std::to_string(tokenizer.vocab_size()) + " tokens",
+                    "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
+  return {std::move(sha256),
+          options.weights,
+          layout.pages > 0 ? std::string(nn::name_of(layout.page_type)) : "",
+          parameters,
+          config.vocab_size,
+          tokenizer.bos() >= 0 ? tokenizer.bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
+          options.ends_texts ? end_ids(tokenizer, config) : std::vector<std::int32_t>(),
+          model.layout(0).bytes(),
+          token_bytes(model),
+          options.max_queue,
+          &tokenizer};
 }
 
 Schedule::Limits limits_of(const EngineOptions& options, const Capabilities& model) {
@@ -111,26 +87,14 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
       capabilities_(model_->capabilities()),
       text_memory_(model_->text_memory()),
       shares_pages_(model_->layout(text_memory_.page_tokens).pages > 0),
+      info_(info_of(*model_, std::move(model_sha256), parameters, *tokenizer_, options)),
       drawable_(tokenizer_->vocab_size()),
       pool_(options.threads > 0 ? options.threads : available_processors()),
-      store_(options.session_memory, options.swap, options.max_disposable),
+      store_({options.session_memory, options.swap, options.sessions, options.max_disposable},
+             SessionFormat({info_.model_sha256, info_.kv_cache_type, info_.vocab_size, drawable_},
+                           [this](std::int64_t tokens) { return model_->layout(tokens); })),
       cache_(options.cache_memory),
       schedule_(limits_of(options, capabilities_)) {
-  const auto& config = model_->config();
-  Require("engine")(drawable_ <= config.vocab_size, "tokenizer",
-                    tokenizer_->info().name + " of " + std::to_string(drawable_) + " tokens",
-                    "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
-  info_ = {std::move(model_sha256),
-           options.weights,
-           shares_pages_ ? std::string(nn::name_of(model_->layout(0).page_type)) : "",
-           parameters,
-           config.vocab_size,
-           tokenizer_->bos() >= 0 ? tokenizer_->bos() : static_cast<std::int32_t>(config.bos_token_id.value_or(-1)),
-           options.ends_texts ? end_ids(*tokenizer_, config) : std::vector<std::int32_t>(),
-           model_->layout(0).bytes(),
-           token_bytes(*model_),
-           options.max_queue,
-           tokenizer_.get()};
   const Room room = room_of(options, *model_);
   statistics_.slots = room.slots;
   free_pages_ = pages_ = room.pages;
@@ -145,6 +109,7 @@ LocalEngine::LocalEngine(std::unique_ptr<EngineModel> model, std::string model_s
     statistics_.finished[reason] = 0;  // now, because the end of a request needs no memory
   }
   statistics_.queue_seconds = statistics_.first_token_seconds = statistics_.between_tokens_seconds = seconds();
+  store_.load_files();
   thread_ = start_thread([this] { run(); });
 }
 
@@ -169,8 +134,10 @@ void LocalEngine::check(const Request& request, std::size_t replies) const {
           "at least the bytes of two states, because the stored text may end before a stop string");
   require(request.rewind >= 0, "rewind", request.rewind, "a count of tokens");
   require(replies >= 1, "listeners", replies, "at least one");
-  require(replies == 1 || request.save_as.empty(), "save_as", std::to_string(replies) + " replies",
-          "one reply to store");
+  require(replies == 1 || !request.stores(), "save_as", std::to_string(replies) + " replies", "one reply to store");
+  require(!request.state.text || request.session.empty(), "state", "a state beside a session", "one of the two");
+  require(!request.return_state || request.save_as.empty(), "return_state", "return_state beside save_as",
+          "one of the two");
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
     const auto wrong = std::find_if(ids.begin(), ids.end(), [&](auto id) { return id < 0 || id >= drawable_; });
     if (wrong == ids.end()) return;
@@ -196,7 +163,7 @@ void LocalEngine::require_places(std::int64_t places) const {
 
 RequestId LocalEngine::submit(Request request, std::vector<std::shared_ptr<Listener>> listeners) {
   check(request, listeners.size());
-  std::shared_ptr<const StoredText> text;
+  auto text = std::static_pointer_cast<const StoredText>(request.state.text);
   if (!request.session.empty()) text = store_.get(request.session);
   auto from = text;
   std::optional<Replay> replay;
@@ -220,35 +187,21 @@ RequestId LocalEngine::submit(Request request, std::vector<std::shared_ptr<Liste
                                        *tokenizer_, info_.vocab_size);
   require_pages(*reply);
   if (uses_cache(*reply)) reply->beginnings = names_of_beginnings(reply->ids(), reply->request.client);
-  if (!save_as.empty()) store_.reserve(save_as, most_stored_bytes(*reply));
-  try {
-    if (!save_as.empty() && save_as == reply->request.session && store_.peek(save_as) != text) {
-      throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
-                         "a session that no request advances");
-    }
+  if (reply->request.stores()) reply->room = store_.reserve(save_as, most_stored_bytes(*reply));
+  if (!save_as.empty() && save_as == reply->request.session && store_.peek(save_as) != text) {
+    throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
+                       "a session that no request advances");
+  }
+  {
     Replies queued;
     queued.push_back(std::move(reply));
     const std::lock_guard lock(mutex_);
     require_places(places);
     alive_[id] = replies;
     waiting_.splice(waiting_.end(), queued);
-  } catch (...) {
-    if (!save_as.empty()) store_.release(save_as, nullptr, false);
-    throw;
   }
   changed_.notify_all();
   return id;
-}
-
-std::size_t LocalEngine::state_bytes(std::int64_t tokens) const {
-  return info_.session_bytes + static_cast<std::size_t>(tokens) * info_.token_bytes;
-}
-
-// Returns the most bytes that storing a text will add to the others: its pages before the request are stored already.
-std::size_t LocalEngine::most_stored_bytes(const Reply& reply) const {
-  const auto layout = model_->layout(reply.most_tokens());
-  const auto known = shares_pages_ && reply.from() ? text_memory_.full_pages(reply.from()->state_tokens()) : 0;
-  return layout.bytes() - static_cast<std::size_t>(known) * layout.page_bytes + reply.record_bytes();
 }
 
 void LocalEngine::ask(RequestId id, std::set<RequestId>& asked) {
@@ -264,6 +217,7 @@ Statistics LocalEngine::statistics() const {
   now.sessions = store_.size();
   now.session_bytes = store_.bytes().memory;
   now.swapped_bytes = store_.bytes().files;
+  now.set_aside = set_aside().size();
   return now;
 }
 
@@ -298,20 +252,6 @@ void LocalEngine::end_asked_and_late() {
   }
 }
 
-// Returns the pages that a text may fill until its request ends. Where texts share pages, its second slot has only one
-// that the first does not have.
-std::int64_t LocalEngine::pages_of(const Reply& reply) const {
-  const std::int64_t own = text_memory_.pages(reply.most_tokens());
-  if (slots_of(reply.request) == 1) return own;
-  return shares_pages_ ? own + 1 : 2 * own;
-}
-
-// Throws Error for a request whose text never fits.
-void LocalEngine::require_pages(const Reply& reply) const {
-  Require("request")(pages_of(reply) <= pages_, "state_memory", options_.state_memory,
-                     "room for " + std::to_string(reply.most_tokens()) + " tokens, whose keys and values it keeps");
-}
-
 // Lets requests begin as long as there are slots and pages for the one that is next: later requests wait with it.
 void LocalEngine::admit() {
   while (!free_slots_.empty()) {
@@ -334,49 +274,6 @@ void LocalEngine::admit() {
       (*chosen)->fail(error);
     }
     end_if_over(chosen);
-  }
-}
-
-// Returns the pages that must be free for a request to begin: those that no running text holds.
-std::int64_t LocalEngine::pages_to_begin(const Reply& reply) const {
-  const auto is_held = [&](const void* page) { return held_.contains(page); };
-  return pages_of(reply) - std::ranges::count_if(first_pages(reply, text_memory_), is_held);
-}
-
-// Gives a request its slots and pages.
-void LocalEngine::take_memory(Reply& reply) {
-  for (auto* slot : {&reply.slot, &reply.kept_slot}) {
-    if (slot == &reply.kept_slot && slots_of(reply.request) == 1) continue;
-    *slot = free_slots_.back();
-    free_slots_.pop_back();
-  }
-  reply.pages = pages_of(reply);
-  free_pages_ -= reply.pages;
-  hold_pages(reply, first_pages(reply, text_memory_));
-}
-
-// Counts pages among those that running texts share, instead of among the text's own ones.
-void LocalEngine::hold_pages(Reply& reply, const std::vector<const void*>& pages) {
-  reply.held_pages.reserve(reply.held_pages.size() + pages.size());
-  for (const void* page : pages) {
-    if (++held_[page] > 1) ++free_pages_;
-    --reply.pages;
-    reply.held_pages.push_back(page);
-  }
-}
-
-void LocalEngine::free_memory(Reply& reply) {
-  for (const auto slot : {reply.slot, reply.kept_slot}) {
-    if (slot < 0) continue;
-    model_->drop(slot);
-    free_slots_.push_back(slot);
-  }
-  free_pages_ += reply.pages;
-  for (const void* page : reply.held_pages) {
-    const auto held = held_.find(page);
-    if (--held->second > 0) continue;
-    held_.erase(held);
-    ++free_pages_;
   }
 }
 
@@ -451,40 +348,52 @@ void LocalEngine::end_if_over(Replies::iterator reply) {
   if ((*reply)->ended()) end(reply);
 }
 
-// Takes a request out, stores its session, and tells the listeners.
+// Takes a request out, stores its text, and tells the listeners.
 void LocalEngine::end(Replies::iterator place) {
-  const std::unique_ptr<Reply> reply = std::move(*place);
+  const std::shared_ptr<Reply> reply = std::move(*place);
   running_.erase(place);
-  const Request& request = reply->request;
   std::shared_ptr<StoredText> text;
   const bool begun = reply->slot >= 0;
   try {  // which fails without memory for the session, and for a state that is not finite
-    if (begun && is_whole(reply->reason()) && !request.save_as.empty()) text = text_after(*reply);
+    if (begun && is_whole(reply->reason()) && reply->request.stores()) text = text_after(*reply);
   } catch (const std::exception& error) {
     reply->fail(error);
   }
   if (begun) free_memory(*reply);
-  if (!request.save_as.empty()) {
-    try {
-      store_.release(request.save_as, std::move(text), request.disposable);
-    } catch (const std::exception& error) {
-      reply->fail(error);
-    }
+  count_end(*reply);
+  const std::size_t bytes = begun ? state_bytes(reply->state_tokens()) : 0;
+  SessionStore::Reservation room = std::move(reply->room);
+  if (!text) {
+    room = {};  // before the listener can ask for the name again
+    return reply->finish(bytes);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    const auto replies = reply->replies();
-    if (const auto alive = alive_.find(reply->id); (alive->second -= replies) == 0) {
-      alive_.erase(alive);
-      cancelled_.erase(reply->id);
-      interrupted_.erase(reply->id);
-    }
-    const auto usage = reply->usage();
-    statistics_.prompt_tokens += static_cast<std::uint64_t>(usage.prompt_tokens);
-    statistics_.completion_tokens += static_cast<std::uint64_t>(usage.completion_tokens);
-    statistics_.finished[reply->reason()] += static_cast<std::uint64_t>(replies);
+  HeldText held;
+  if (reply->request.return_state) held = held_text(text);
+  try {
+    store_.store(std::move(room), std::move(text), reply->request.disposable,
+                 [reply, bytes, held](const std::string& error) {
+                   if (!error.empty()) reply->fail(std::runtime_error(error));
+                   reply->finish(bytes, held);
+                 });
+  } catch (const std::exception& error) {
+    reply->fail(error);
+    reply->finish(bytes);
   }
-  reply->finish(begun ? state_bytes(reply->state_tokens()) : 0);
+}
+
+// Counts a request that has ended.
+void LocalEngine::count_end(const Reply& reply) {
+  const std::lock_guard lock(mutex_);
+  const auto replies = reply.replies();
+  if (const auto alive = alive_.find(reply.id); (alive->second -= replies) == 0) {
+    alive_.erase(alive);
+    cancelled_.erase(reply.id);
+    interrupted_.erase(reply.id);
+  }
+  const auto usage = reply.usage();
+  statistics_.prompt_tokens += static_cast<std::uint64_t>(usage.prompt_tokens);
+  statistics_.completion_tokens += static_cast<std::uint64_t>(usage.completion_tokens);
+  statistics_.finished[reply.reason()] += static_cast<std::uint64_t>(replies);
 }
 
 void LocalEngine::run() {
@@ -573,8 +482,8 @@ std::unique_ptr<Engine> start_family_engine(const std::filesystem::path& folder,
                                          model->parameters(), tokenizer, options);
   };
   if (options.on_gpu) {
-    const auto model = std::make_shared<nn::GpuFamilyModel>(folder, weights, tokenizer->vocab_size(), torch::kCUDA,
-                                                            kv_cache_type);
+    const auto model =
+        std::make_shared<nn::GpuFamilyModel>(folder, weights, tokenizer->vocab_size(), torch::kCUDA, kv_cache_type);
     return start(model, make_family_model(model));
   }
   const auto model =

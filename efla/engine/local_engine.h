@@ -29,6 +29,15 @@
 
 namespace efla::engine {
 
+// How many texts run at once, and the pages that they share.
+struct Room {
+  std::int64_t slots = 0, pages = 0;
+};
+
+// Divides options.state_memory. Where texts grow, at most half of it goes to their constant parts. Throws Error where
+// not one text fits, and where the process may not use as much memory as all options together allow.
+Room room_of(const EngineOptions& options, const EngineModel& model);
+
 class LocalEngine final : public Engine {
  public:
   // Computes on the CPU.
@@ -47,8 +56,12 @@ class LocalEngine final : public Engine {
   std::vector<SessionInfo> sessions() const override { return store_.list(); }
   SessionInfo session(const std::string& name) const override { return store_.info(name); }
   void fork(const std::string& name, const std::string& copy) override { store_.fork(name, copy); }
-  std::string save(const std::string& name) const override;
-  void load(const std::string& name, std::string_view bytes) override;
+  std::string save(const std::string& name) const override { return store_.format().bytes(*store_.peek(name)); }
+  void load(const std::string& name, std::string_view bytes) override { store_.load(name, bytes); }
+  std::string save(const HeldText& text) const override;
+  HeldText read(std::string_view bytes) override { return held_text(store_.read(bytes)); }
+  std::vector<std::string> set_aside() const override;
+  void keep_unwritten() override;
   void erase(const std::string& name) override { store_.erase(name); }
   void make_disposable(const std::string& name) override { store_.make_disposable(name); }
   Statistics statistics() const override;
@@ -81,6 +94,14 @@ class LocalEngine final : public Engine {
   void fail_running(const std::exception& error) noexcept;
   void end_asked_and_late();
   void admit();
+  void begin(Reply& reply);
+  void restore(std::int64_t slot, const StoredText* from);
+  void close(Reply& reply);
+  void end_if_over(Replies::iterator reply);
+  void end(Replies::iterator reply);
+  void count_end(const Reply& reply);
+
+  // Memory (local_memory.cc).
   std::size_t state_bytes(std::int64_t tokens) const;
   std::size_t most_stored_bytes(const Reply& reply) const;
   std::int64_t pages_of(const Reply& reply) const;
@@ -89,11 +110,6 @@ class LocalEngine final : public Engine {
   void take_memory(Reply& reply);
   void hold_pages(Reply& reply, const std::vector<const void*>& pages);
   void free_memory(Reply& reply);
-  void begin(Reply& reply);
-  void restore(std::int64_t slot, const StoredText* from);
-  void close(Reply& reply);
-  void end_if_over(Replies::iterator reply);
-  void end(Replies::iterator reply);
 
   // Steps (local_step.cc).
   Step plan();
@@ -111,8 +127,7 @@ class LocalEngine final : public Engine {
 
   // Sessions (local_sessions.cc).
   static Replay prepare_rewind(Request& request, const StoredText* text);
-  SessionModel session_model() const;
-  std::vector<io::NamedTensor> state_tensors(const nn::TextState& state, std::size_t first_page) const;
+  static HeldText held_text(std::shared_ptr<const StoredText> text);
   std::shared_ptr<StoredText> text_after(const Reply& reply) const;
 
   const EngineOptions options_;
@@ -121,7 +136,7 @@ class LocalEngine final : public Engine {
   const Capabilities capabilities_;
   const TextMemory text_memory_;
   const bool shares_pages_;  // whether texts do
-  EngineInfo info_;
+  const EngineInfo info_;
   std::int64_t drawable_;  // ids that the tokenizer has
   ThreadPool pool_;
   SessionStore store_;

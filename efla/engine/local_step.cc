@@ -149,7 +149,7 @@ void LocalEngine::compute(const Step& step) {
 // token, no other text may decode in the next step, and a state is of no use once its text has ended.
 bool LocalEngine::may_begin_next(const Step& step) const {
   const auto is_decoded = [](const nn::TextRun& run) { return run.decode; };
-  const auto is_dropped = [](const Reply* reply) { return reply->request.save_as.empty(); };
+  const auto is_dropped = [](const Reply* reply) { return !reply->request.stores(); };
   return step.rows.size() == step.runs.size() && std::ranges::all_of(step.runs, is_decoded) &&
          running_.size() == step.replies.size() && std::ranges::all_of(step.replies, is_dropped) &&
          !std::ranges::all_of(step.replies, &Reply::draws_last);

@@ -11,6 +11,7 @@
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
 #include "efla/engine/batch_sampler.h"
+#include "efla/engine/session_format.h"
 #include "efla/nn/families/family_model.h"
 #include "efla/nn/families/gpu_family_model.h"
 #include "efla/nn/inference/gpu_decoder.h"
@@ -29,17 +30,6 @@ struct TextMemory {
   std::int64_t pages(std::int64_t tokens) const { return page == 0 ? 0 : (tokens + page_tokens - 1) / page_tokens; }
   std::int64_t full_pages(std::int64_t tokens) const { return page == 0 ? 0 : tokens / page_tokens; }
   std::size_t bytes(std::int64_t tokens) const { return constant + static_cast<std::size_t>(pages(tokens)) * page; }
-};
-
-// What a state outside of a slot consists of.
-struct StateLayout {
-  std::vector<nn::StatePart> parts;  // of TextState::constant, one after the other without gaps
-  std::int64_t pages = 0;            // of TextState::pages
-  std::size_t page_bytes = 0;        // of each of them
-  nn::KeyValueType page_type = nn::KeyValueType::float32;
-
-  std::size_t constant_bytes() const { return (parts.back().offset + parts.back().floats) * sizeof(float); }
-  std::size_t bytes() const { return constant_bytes() + static_cast<std::size_t>(pages) * page_bytes; }
 };
 
 // What a model can do, as the schedule needs to know it.

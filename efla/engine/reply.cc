@@ -263,7 +263,7 @@ void Reply::note_kept_state() {
 }
 
 bool Reply::must_close() const {
-  return ended() && !closed_ && slot >= 0 && !request.save_as.empty() && request.end_turn &&
+  return ended() && !closed_ && slot >= 0 && request.stores() && request.end_turn &&
          (reason_ == FinishReason::stop || reason_ == FinishReason::length);
 }
 
@@ -343,7 +343,7 @@ void Reply::fail(const std::exception& failure) noexcept {
   no_memory_ = outcome.no_memory;
 }
 
-void Reply::finish(std::size_t state_bytes) {
+void Reply::finish(std::size_t state_bytes, const HeldText& state) {
   from_.reset();  // because the listener may delete the session and expect its file to be gone
   const auto call_finish = [&](Listener& listener, bool first) {
     Finish result;
@@ -354,6 +354,7 @@ void Reply::finish(std::size_t state_bytes) {
     result.error = error_;
     result.no_memory = no_memory_;
     if (first) result.usage = usage();
+    if (!has_failed()) result.state = state;
     result.state_bytes = state_bytes;
     result.queue_ms = queue_ms;
     result.first_token_ms = first_token_ms;
@@ -370,7 +371,7 @@ void Reply::finish(std::size_t state_bytes) {
 
 std::size_t Reply::record_bytes() const {
   const std::size_t record = sizeof(StoredText) + seen_.bits().size();
-  return request.disposable ? record : 2 * record + ids_.size() * sizeof(ids_[0]);
+  return can_be_rewound() ? 2 * record + ids_.size() * sizeof(ids_[0]) : record;
 }
 
 std::shared_ptr<StoredText> Reply::stored(std::shared_ptr<StoredState> state) const {
@@ -399,7 +400,7 @@ std::shared_ptr<StoredText> Reply::stored(std::shared_ptr<StoredState> state) co
   }
   const std::uint64_t drawn = replay_ ? replay_->drawn : closed_ ? 0 : request.sampling.draws + reply_.size();
   record.counters = {request.sampling.seed, drawn, static_cast<std::uint64_t>(state_tokens())};
-  if (request.disposable) return text;
+  if (!can_be_rewound()) return text;
   auto start = std::make_shared<StoredText>();
   if (from_) start->state = from_->state;
   start->record = std::move(before);

@@ -38,7 +38,7 @@ SessionRecord extended(SessionRecord record, std::span<const std::int32_t> ids, 
 // Returns how many slots a request needs: two if its stored text ends before a stop string of the reply, because a stop
 // string may begin several tokens before it is complete. The second slot has the state before its first token.
 inline std::int64_t slots_of(const Request& request) {
-  return request.end_turn && !request.save_as.empty() && !request.stop.empty() ? 2 : 1;
+  return request.end_turn && request.stores() && !request.stop.empty() ? 2 : 1;
 }
 
 // How the ids that a rewind computes again were first computed: the first ones were prefilled, the next ones decoded,
@@ -84,6 +84,7 @@ class Reply {
   // What the schedule knows; for the engine's thread only.
   std::int64_t slot = -1;                // −1: in the queue
   std::int64_t kept_slot = -1;           // of a request with two slots, for the state before a token of the reply
+  SessionStore::Reservation room = {};   // for the text that the request will store
   std::int64_t pages = 0;                // reserved for the text alone
   std::vector<const void*> held_pages;   // that the text began with, and may share with others
   std::uint64_t last_served = 0;         // when its last piece was scheduled
@@ -169,9 +170,9 @@ class Reply {
   enum class Before { current, kept, from };  // `from`: the state after from(), or zeros
   Before close();
 
-  // Calls the listener's finish. state_bytes: of Finish. Without memory for the call, the listener is only
+  // Calls the listener's finish. state_bytes, state: of Finish. Without memory for the call, the listener is only
   // destroyed.
-  void finish(std::size_t state_bytes);
+  void finish(std::size_t state_bytes, const HeldText& state = {});
 
   // Returns the text after the reply with this state.
   std::shared_ptr<StoredText> stored(std::shared_ptr<StoredState> state) const;
@@ -182,6 +183,7 @@ class Reply {
 
  private:
   bool replays() const;
+  bool can_be_rewound() const { return !request.disposable && !request.return_state; }
   std::span<const std::int32_t> remembered(std::span<const std::int32_t> ids);
   Outcome draw(std::span<float> logits, std::int64_t drawable);
   Outcome score(std::span<const float> logits, std::int64_t drawable, std::int32_t id) const;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,18 +32,27 @@ struct RequestSampling : SamplingOptions {
   std::uint64_t draws = 0;  // tokens that were drawn with this seed before, for a reply that goes on with its numbers
 };
 
+// A text with its state that is not a session, as long as somebody holds it: of a file's bytes (Engine::read), or after
+// a reply (Finish::state).
+struct HeldText {
+  std::shared_ptr<const void> text = {};  // what the engine knows of it; null: none
+  std::int64_t pending = 0;               // as SessionInfo::pending
+};
+
 struct Request {
-  std::vector<std::int32_t> prompt;  // ids; empty only where a session is continued or rewound
+  std::vector<std::int32_t> prompt;  // ids; empty only where a text is continued or rewound
   std::string session = {};          // name of the session whose text the prompt continues; empty: an empty text
+  HeldText state = {};               // instead of a session
   // Name under which the state after the reply is stored, in place of an older one; empty: the state is dropped. The
   // name in `session` advances that session; a request that is cancelled or fails then leaves it as it was.
   std::string save_as = {};
+  bool return_state = false;  // instead of save_as: Finish has the state after the reply
   // Rolls the text of `session` back by this number of tokens, at most SessionInfo::rewindable, and stores it under
   // save_as. The state then has the same bits as it had before these tokens. 0: no rewind. The request has no prompt
   // and draws no token.
   std::int64_t rewind = 0;
-  // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply. With
-  // `stop` the request takes two slots.
+  // With save_as or return_state: the stored text ends with this text, in place of the stop string or the id that ended
+  // the reply. With `stop` the request takes two slots.
   std::optional<std::string> end_turn = {};
   // With save_as: text that is held back at the end, because it may begin a stop string or a character, stays in the
   // session. The next request without a prompt continues it.
@@ -66,6 +76,8 @@ struct Request {
   std::int64_t places = 1;  // in the queue, at most EngineOptions::max_queue, for this request and for requests that
                             // follow it with 0 places, which a full queue does not refuse
   std::optional<Clock::time_point> deadline = {};  // afterwards the reply ends with FinishReason::deadline
+
+  bool stores() const { return return_state || !save_as.empty(); }
 };
 
 inline constexpr std::int64_t kMaxLogprobs = 20;
@@ -126,6 +138,7 @@ struct Finish {
   std::string error = {};     // one sentence where reason is error
   bool no_memory = false;     // reason is error for lack of memory: the same request may succeed later
   Usage usage = {};
+  HeldText state = {};          // with Request::return_state, where is_whole(reason)
   std::size_t state_bytes = 0;  // of the text at the end; 0 for a request that has not begun
   double queue_ms = 0.0, first_token_ms = 0.0, total_ms = 0.0;  // since submit; first_token_ms 0 without a token
 };

@@ -34,10 +34,10 @@ struct SessionRecord {
 
 // The properties of a model that its sessions must match.
 struct SessionModel {
-  std::string sha256;           // fingerprint
-  std::string kv_cache_type;    // of pages with keys and values; empty: the model has no pages
-  std::int64_t vocab_size = 0;  // number of ids of the model
-  std::int64_t ids = 0;         // texts may have the ids from 0 to ids − 1
+  std::string sha256 = {};         // fingerprint
+  std::string kv_cache_type = {};  // of pages with keys and values; empty: the model has no pages
+  std::int64_t vocab_size = 0;     // number of ids of the model
+  std::int64_t ids = 0;            // texts may have the ids from 0 to ids − 1
 };
 
 // Throws IoError(content) for a session that cannot be continued: counts of tokens beyond 2^53, ids that texts cannot

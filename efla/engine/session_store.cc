@@ -7,6 +7,9 @@
 #include <utility>
 
 #include "efla/base/error.h"
+#include "efla/engine/session_files.h"
+#include "efla/io/file.h"
+#include "efla/io/sha256.h"
 
 namespace efla::engine {
 namespace {
@@ -67,14 +70,64 @@ std::size_t StoredText::record_bytes() const {
   return sizeof(StoredText) + bytes_of(record) + (before ? sizeof(StoredText) + bytes_of(before->record) : 0);
 }
 
-SessionStore::SessionStore(std::size_t memory, std::filesystem::path swap, std::int64_t max_disposable)
-    : memory_(memory), swap_folder_(std::move(swap)), max_disposable_(max_disposable) {
-  if (swap_folder_.empty()) return;
-  swap_lock_.emplace(io::lock_folder(swap_folder_, "engine", "swap"));
-  for (const auto& file : std::filesystem::directory_iterator(swap_folder_)) {
-    std::error_code none;
-    if (file.path().extension() == kSwapEnd) std::filesystem::remove(file, none);
+SessionStore::SessionStore(StoreOptions options, SessionFormat format)
+    : options_(std::move(options)), format_(std::move(format)) {
+  if (!options_.swap.empty()) {
+    swap_lock_.emplace(io::lock_folder(options_.swap, "engine", "swap"));
+    for (const auto& file : std::filesystem::directory_iterator(options_.swap)) {
+      std::error_code none;
+      if (file.path().extension() == kSwapEnd) std::filesystem::remove(file, none);
+    }
   }
+  if (options_.sessions.empty()) return;
+  files_ = std::make_unique<SessionFiles>(*this, options_.sessions);
+}
+
+SessionStore::~SessionStore() = default;
+
+void SessionStore::load_files() {
+  if (!files_) return;
+  std::map<std::string, std::string> names;  // name of the first session by the checksum of its file
+  std::vector<std::pair<std::filesystem::path, std::string>> others;  // files of other models, and whose they are
+  bool any = false;
+  for (const auto& file : files_->found()) {
+    try {
+      load_file(file, names);
+      any = true;
+    } catch (const NoRoom&) {
+      throw;
+    } catch (const IoError& error) {
+      if (error.kind() != IoError::Kind::content && error.path() != file) throw;  // of another file
+      files_->set_aside(file, error.what());
+    } catch (const Error& error) {
+      others.emplace_back(file, error.got());
+    }
+  }
+  if (!others.empty() && !any) {
+    const auto& [file, got] = others.front();
+    throw Error("engine", "sessions", file.string() + " (" + got + ")", "a session of this model");
+  }
+  for (const auto& [file, got] : others) files_->set_aside(file, got);
+  files_->remove_dropped();
+}
+
+// Loads the session of a file. Session files of the same bytes are forks and share the memory again.
+void SessionStore::load_file(const std::filesystem::path& file, std::map<std::string, std::string>& names) {
+  const std::string name = file.stem().string();
+  const auto content = io::read_file(file);
+  const std::string_view bytes(reinterpret_cast<const char*>(content.data()), content.size());
+  const auto session = format_.read(bytes, "session " + name, pages_);
+  try {
+    const auto [first, fresh] = names.emplace(io::sha256(content), name);
+    if (!fresh && !session.disposable) {
+      add_fork(first->second, name);
+    } else {
+      insert(reserve(name, bytes_of(*session.text)), session.text, session.disposable);
+    }
+  } catch (const NoRoom&) {
+    if (!session.disposable) throw;
+  }
+  files_->add(name);
 }
 
 SessionStore::Entries::const_iterator SessionStore::find(const std::string& name) const {
@@ -96,38 +149,50 @@ void SessionStore::require_free(const std::string& name) const {
 }
 
 void SessionStore::use(Entries::iterator entry) {
-  auto& used = entry->second.used;
-  for (auto* order : {&in_memory_, &disposable_}) {
-    auto node = order->extract(used);
-    if (!node) continue;
-    node.key() = now_ + 1;
-    order->insert(std::move(node));
-  }
-  used = ++now_;
+  auto& [text, used, disposable] = entry->second;
+  const auto move = [this](auto& order, std::uint64_t from) {
+    auto node = order.extract(from);
+    if (!node) return;
+    node.key() = now_;
+    order.insert(std::move(node));
+  };
+  ++now_;
+  move(in_memory_, std::exchange(text->used, now_));
+  move(disposable_, std::exchange(used, now_));
 }
 
 void SessionStore::drop(Entries::iterator entry) {
-  in_memory_.erase(entry->second.used);
   disposable_.erase(entry->second.used);
   entries_.erase(entry);
 }
 
 void SessionStore::drop_surplus() {
-  while (std::cmp_greater(disposable_.size(), max_disposable_)) drop(find(disposable_.begin()->second));
+  while (std::cmp_greater(disposable_.size(), options_.max_disposable)) drop(find(disposable_.begin()->second));
 }
 
-void SessionStore::store(const std::string& name, std::shared_ptr<StoredText> text, bool disposable) {
+// Counts the bytes of a text as long as somebody holds it. mutex_ must be held.
+void SessionStore::hold(const std::shared_ptr<StoredText>& text) {
   text->for_each_part([&](auto& part) { part.count(bytes_); });
   text->counted.count(bytes_, text->record_bytes());
+  if (options_.swap.empty()) return;
+  if (in_memory_.size() > 2 * (entries_.size() + reserved_.size())) {
+    std::erase_if(in_memory_, [](const auto& text_of_use) { return text_of_use.second.expired(); });
+  }
+  in_memory_[now_ + 1] = text;
+  text->used = ++now_;
+}
+
+// mutex_ must be held.
+void SessionStore::put(const std::string& name, const std::shared_ptr<StoredText>& text, bool disposable) {
+  hold(text);
   const auto used = ++now_;
   Entries entry;
-  entry[name] = {std::move(text), used, disposable};
-  std::map<std::uint64_t, std::string> in_memory{{used, name}}, disposables;
+  entry[name] = {text, used, disposable};
+  std::map<std::uint64_t, std::string> disposables;
   if (disposable) disposables[used] = name;
   // Nothing throws from here on, so that an older text is lost only for a new one.
   if (const auto old = entries_.find(name); old != entries_.end()) drop(old);
   entries_.merge(entry);
-  in_memory_.merge(in_memory);
   disposable_.merge(disposables);
   drop_surplus();
 }
@@ -144,12 +209,40 @@ std::shared_ptr<const StoredText> SessionStore::peek(const std::string& name) co
   return find(name)->second.text;
 }
 
-void SessionStore::put(const std::string& name, std::shared_ptr<StoredText> text) {
-  reserve(name, bytes_of(*text));
-  release(name, std::move(text), /*disposable=*/false);
+bool SessionStore::contains(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return entries_.contains(name);
+}
+
+std::optional<std::string> SessionStore::file_bytes(const std::string& name) const {
+  Entry entry;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(name);
+    if (found == entries_.end()) return std::nullopt;
+    entry = found->second;
+  }
+  return format_.bytes(*entry.text, entry.disposable);
+}
+
+void SessionStore::load(const std::string& name, std::string_view bytes) {
+  const auto text = format_.read(bytes, "session " + name, pages_).text;
+  insert(reserve(name, bytes_of(*text)), text, /*disposable=*/false);
+  if (files_ && SessionFiles::has_file(name)) files_->keep(name);
+}
+
+std::shared_ptr<const StoredText> SessionStore::read(std::string_view bytes) {
+  auto text = format_.read(bytes, "session", pages_).text;
+  insert(reserve("", bytes_of(*text)), text, /*disposable=*/false);
+  return text;
 }
 
 void SessionStore::fork(const std::string& name, const std::string& copy) {
+  add_fork(name, copy);
+  if (files_ && SessionFiles::has_file(copy)) files_->keep(copy);
+}
+
+void SessionStore::add_fork(const std::string& name, const std::string& copy) {
   check_name(copy);
   const std::lock_guard lock(mutex_);
   const auto found = find(name);
@@ -157,34 +250,39 @@ void SessionStore::fork(const std::string& name, const std::string& copy) {
   require_free(copy);
   if (entries_.contains(copy)) throw Error("engine", "copy", "'" + copy + "', which exists", "a new name");
   entries_[copy] = {found->second.text, ++now_};
-  in_memory_[now_] = copy;
 }
 
 void SessionStore::erase(const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  const auto found = find(name);
-  require_free(name);
-  drop(found);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = find(name);
+    require_free(name);
+    drop(found);
+  }
+  if (files_) files_->remove_dropped(name);
 }
 
 void SessionStore::make_disposable(const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  const auto found = find(name);
-  require_free(name);
-  found->second.disposable = true;
-  disposable_[found->second.used] = name;
-  drop_surplus();
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = find(name);
+    require_free(name);
+    found->second.disposable = true;
+    disposable_[found->second.used] = name;
+    drop_surplus();
+  }
+  if (files_ && SessionFiles::has_file(name)) files_->keep(name);
 }
 
-void SessionStore::reserve(const std::string& name, std::size_t bytes) {
-  check_name(name);
+SessionStore::Reservation SessionStore::reserve(const std::string& name, std::size_t bytes) {
+  if (!name.empty()) check_name(name);
   std::unique_lock lock(mutex_);
   require_free(name);
-  reserved_.emplace(name, bytes);
+  if (!name.empty()) reserved_.insert(name);
   promised_ += bytes;
-  if (bytes == 0) return;
   try {
-    make_room(lock);
+    if (bytes > 0) make_room(lock);
+    return Reservation(*this, name, bytes);
   } catch (...) {
     reserved_.erase(name);
     promised_ -= bytes;
@@ -192,33 +290,52 @@ void SessionStore::reserve(const std::string& name, std::size_t bytes) {
   }
 }
 
-void SessionStore::release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable) {
+// Ends a reservation. mutex_ must be held.
+void SessionStore::end(Reservation& reservation) {
+  promised_ -= reservation.bytes_;
+  reserved_.erase(reservation.name_);
+  reservation.store_ = nullptr;
+}
+
+SessionStore::Reservation::~Reservation() {
+  if (store_ == nullptr) return;
+  const std::lock_guard lock(store_->mutex_);
+  store_->end(*this);
+}
+
+// The text is released before the function returns, because the reply's client may erase it and expect its memory back.
+void SessionStore::insert(Reservation reservation, std::shared_ptr<StoredText> text, bool disposable) {
   std::unique_lock lock(mutex_);
-  const auto reserved = reserved_.find(name);
-  promised_ -= reserved->second;
-  reserved_.erase(reserved);
-  if (!text) return;
-  store(name, std::move(text), disposable);
-  if (swap_folder_.empty()) return;
+  end(reservation);
+  reservation.name_.empty() ? hold(text) : put(reservation.name_, text, disposable);
+  if (options_.swap.empty()) return;
   try {
-    swap_until([this] { return bytes_->staying() <= memory_; }, lock);
+    swap_until([this] { return bytes_->staying() <= options_.memory; }, lock);
   } catch (const std::exception&) {  // the next caller that needs room gets the error
   }
 }
 
-bool SessionStore::has_room() const { return bytes_->staying() + promised_ <= memory_; }
+void SessionStore::store(Reservation reservation, std::shared_ptr<StoredText> text, bool disposable,
+                         std::function<void(const std::string& error)> then) {
+  const std::string name = reservation.name_;
+  insert(std::move(reservation), std::move(text), disposable);
+  if (files_ && SessionFiles::has_file(name)) return files_->keep_later(name, std::move(then));
+  then("");
+}
+
+bool SessionStore::has_room() const { return bytes_->staying() + promised_ <= options_.memory; }
 
 void SessionStore::make_room(std::unique_lock<std::mutex>& lock) {
-  if (swap_folder_.empty()) return drop_disposable();
+  if (options_.swap.empty()) return drop_disposable();
   swap_until([this] { return has_room(); }, lock);
-  if (bytes_->staying() > memory_) refuse_room();  // the records that never move to files are too large
+  if (bytes_->staying() > options_.memory) refuse_room();  // the records that never move to files are too large
 }
 
 void SessionStore::refuse_room() const {
   throw NoRoom("engine", "session_memory",
                std::to_string(bytes_->memory + promised_) + " bytes with what running requests will store",
-               "at most " + std::to_string(memory_) +
-                   (swap_folder_.empty() ? ", or in swap a folder for sessions that are not in use" : ""));
+               "at most " + std::to_string(options_.memory) +
+                   (options_.swap.empty() ? ", or in swap a folder for sessions that are not in use" : ""));
 }
 
 // Moves texts to files, the longest unused first, until there is enough room or no text is left.
@@ -228,14 +345,17 @@ void SessionStore::swap_until(const std::function<bool()>& enough, std::unique_l
     const auto next = in_memory_.upper_bound(last);
     if (next == in_memory_.end()) return;
     last = next->first;
-    swap(std::string(next->second), last, lock);
+    if (const auto text = next->second.lock()) {
+      swap(text, lock);
+    } else {
+      in_memory_.erase(next);
+    }
   }
 }
 
-// Moves a text that was used last at this time to files, without the pages of texts that were used later.
-void SessionStore::swap(const std::string& name, std::uint64_t used, std::unique_lock<std::mutex>& lock) {
-  const auto text = find(name)->second.text;
-  const auto kept = pages_used_after(used);
+// Moves a text to files, without the pages of texts that were used later.
+void SessionStore::swap(const std::shared_ptr<const StoredText>& text, std::unique_lock<std::mutex>& lock) {
+  const auto kept = pages_used_after(text->used);
   std::unordered_set<const void*> claimed;
   text->for_each_part([&](auto& part) {
     if (!kept.contains(&part) && claimed.insert(&part).second && !part.claim()) claimed.erase(&part);
@@ -243,9 +363,9 @@ void SessionStore::swap(const std::string& name, std::uint64_t used, std::unique
   lock.unlock();
   std::exception_ptr failed;
   text->for_each_part([&](auto& part) {
-    if (!claimed.contains(&part)) return;
+    if (!claimed.erase(&part)) return;
     try {
-      if (!failed) return part.swap_out(swap_folder_);
+      if (!failed) return part.swap_out(options_.swap);
     } catch (...) {
       failed = std::current_exception();
     }
@@ -253,17 +373,15 @@ void SessionStore::swap(const std::string& name, std::uint64_t used, std::unique
   });
   lock.lock();
   if (failed) std::rethrow_exception(failed);
-  if (!is_in_file(*text)) return;
-  const auto found = entries_.find(name);
-  if (found != entries_.end() && found->second.text == text) in_memory_.erase(found->second.used);
+  if (is_in_file(*text)) in_memory_.erase(text->used);
 }
 
 std::unordered_set<const void*> SessionStore::pages_used_after(std::uint64_t used) const {
   std::unordered_set<const void*> pages;
-  for (auto entry = in_memory_.upper_bound(used); entry != in_memory_.end(); ++entry) {
-    const auto& text = *find(entry->second)->second.text;
-    if (!text.state) continue;
-    for (const auto& page : text.state->pages()) pages.insert(page.get());
+  for (auto other = in_memory_.upper_bound(used); other != in_memory_.end(); ++other) {
+    const auto text = other->second.lock();
+    if (!text || !text->state) continue;
+    for (const auto& page : text->state->pages()) pages.insert(page.get());
   }
   return pages;
 }
@@ -274,7 +392,7 @@ void SessionStore::drop_disposable() {
   std::size_t most = 0;
   FreedBytes freed;
   for (const auto& [used, name] : disposable_) most += freed.drop(find(name)->second.text);
-  if (bytes_->memory + promised_ > memory_ + most) refuse_room();
+  if (bytes_->memory + promised_ > options_.memory + most) refuse_room();
   for (auto it = disposable_.begin(); it != disposable_.end() && !has_room();) {
     const auto entry = find((it++)->second);
     if (FreedBytes().drop(entry->second.text) > 0) drop(entry);

@@ -10,79 +10,102 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "efla/engine/engine.h"
-#include "efla/engine/session_record.h"
-#include "efla/engine/stored.h"
+#include "efla/engine/session_format.h"
+#include "efla/engine/stored_text.h"
 #include "efla/io/folder_lock.h"
 
 namespace efla::engine {
 
-// A text between two requests. Its last id may be pending: the state has not seen it.
-struct StoredText {
-  std::shared_ptr<StoredState> state;  // null: of an empty text
-  SessionRecord record;                // counters[2]: tokens in the state
+class SessionFiles;
 
-  // What rewinding needs; none for a disposable text and for one that was loaded.
-  std::shared_ptr<const StoredText> before;  // the text before the last request, without a `before` of its own
-  std::shared_ptr<StoredIds> since;          // the pending ids of `before`, then the ids of the last request
-  std::size_t prefilled = 0;                 // the number of ids of `since` that were prefilled first
-  std::size_t decoded = 0;  // the number of ids after these that were decoded; the others were prefilled
-
-  CountedBytes counted;  // of the records
-
-  std::int64_t state_tokens() const { return static_cast<std::int64_t>(record.counters[2]); }
-  std::int64_t tokens() const { return state_tokens() + static_cast<std::int64_t>(record.pending.size()); }
-  std::int64_t rewindable() const { return before ? tokens() - before->tokens() : 0; }
-  // Returns the bytes of the records, which no other text shares and which never move to files.
-  std::size_t record_bytes() const;
-  // Calls f with everything that may move to a file, except that pages may come twice.
-  template <class F>
-  void for_each_part(F&& f) const {
-    if (state) state->for_each_part(f);
-    if (before && before->state) before->state->for_each_part(f);
-    if (since) f(*since);
-  }
+struct StoreOptions {
+  std::size_t memory = kNoBound;        // bytes of states, ids and records, with the ones that reservations promise
+  std::filesystem::path swap = {};      // folder for texts beyond `memory`; empty: none
+  std::filesystem::path sessions = {};  // folder in which sessions outlive the process (session_files.h); empty: none
+  std::int64_t max_disposable = 256;    // texts
 };
 
-// Bounds the bytes of stored states, ids and records in memory together with the bytes that reservations promise. A
-// caller that needs room moves the longest unused texts to files, without the pages that later used texts in memory
-// have too, or, without a folder for files, drops disposable texts. A page counts once, however many texts have it.
-// Several threads may call functions at once; a thread that writes a file does not keep others waiting.
+// Bounds the bytes of texts in memory. A caller that needs room moves the longest unused texts to files, without the
+// pages that later used texts in memory have too, or, without a folder for files, drops disposable texts. A page counts
+// once, however many texts have it. Several threads may call functions at once; a thread that moves a text to files
+// does not keep others waiting.
 class SessionStore {
  public:
-  // swap: the folder for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
-  // killed process left. max_disposable: most disposable texts. Throws Error if swap is not a folder or another process
-  // uses it, and IoError.
-  SessionStore(std::size_t memory, std::filesystem::path swap, std::int64_t max_disposable);
+  // Makes the folders if they do not exist, locks them, and removes files that a killed process left in `swap`. Throws
+  // Error for a folder that cannot be used, and IoError.
+  SessionStore(StoreOptions options, SessionFormat format);
+  ~SessionStore();
+  // Stores the session of each file in `sessions`. Drops disposable ones without room. Renames each file that is
+  // damaged or, beside files of this model, of another one (SessionFiles::set_aside). Throws Error("engine",
+  // "sessions", …) where all are of other models, because the model is probably not the intended one; NoRoom, IoError.
+  void load_files();
 
-  // Throw NoSuchSession, SessionInUse and, for a text that is no session's name, Error; put and reserve also throw
-  // NoRoom and IoError.
+  // Room for a text, and its name, until the object dies or the text is stored.
+  class Reservation {
+   public:
+    Reservation() = default;
+    Reservation(SessionStore& store, std::string name, std::size_t bytes)
+        : store_(&store), name_(std::move(name)), bytes_(bytes) {}
+    Reservation(Reservation&& other) noexcept { *this = std::move(other); }
+    Reservation& operator=(Reservation&& other) noexcept {
+      std::swap(store_, other.store_);
+      std::swap(name_, other.name_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    ~Reservation();
+
+   private:
+    friend class SessionStore;
+    SessionStore* store_ = nullptr;
+    std::string name_;
+    std::size_t bytes_ = 0;
+  };
+  // Reserves room for a text of at most this many bytes. An empty name: of a text that only its holders know. Throws
+  // SessionInUse, NoRoom, IoError, Error for a text that is no session's name.
+  Reservation reserve(const std::string& name, std::size_t bytes);
+
+  // Stores a text under the name of its reservation, in place of an older one, and calls `then`: with "" or with what
+  // went wrong, on another thread if the text gets a file first. Without a name it only counts the text's bytes as long
+  // as somebody holds it. With a folder for files reservations together may promise more than the bound: the longest
+  // unused texts then move to files. A text stays in memory where writing its file fails, and the next caller that
+  // needs room gets the IoError. Throws std::bad_alloc without memory for the entry; an older text of the name then
+  // stays.
+  void store(Reservation reservation, std::shared_ptr<StoredText> text, bool disposable,
+             std::function<void(const std::string& error)> then);
+  // Reads a session's bytes and stores it, in place of an older one, or returns a text without a name. Throw what
+  // SessionFormat::read and reserve throw.
+  void load(const std::string& name, std::string_view bytes);
+  std::shared_ptr<const StoredText> read(std::string_view bytes);
+
+  // Throw NoSuchSession; functions that change a session throw SessionInUse too, and std::runtime_error where its file
+  // cannot be changed.
   std::shared_ptr<const StoredText> get(const std::string& name);         // counts as a use
   std::shared_ptr<const StoredText> peek(const std::string& name) const;  // is not a use
-  void put(const std::string& name, std::shared_ptr<StoredText> text);
   void fork(const std::string& name, const std::string& copy);
   void erase(const std::string& name);
   void make_disposable(const std::string& name);
-
-  // Reserves a name for a request that will store this many bytes under it, until release.
-  void reserve(const std::string& name, std::size_t bytes);
-  // Stores the text, unless it is null, and ends the reservation. With a folder reservations together may promise more
-  // than the bound: the longest unused texts then move to files. A text stays in memory where writing its file fails,
-  // and the next caller that needs room gets the IoError. Throws std::bad_alloc without memory for the entry; an older
-  // text of the name then stays.
-  void release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable);
 
   std::vector<SessionInfo> list() const;
   SessionInfo info(const std::string& name) const;
   std::int64_t size() const;
   const StoredBytes& bytes() const { return *bytes_; }
+  const SessionFormat& format() const { return format_; }
   // Returns a state that can be stored, with the pages that stored states share.
   std::shared_ptr<StoredState> stored(const nn::TextState& state) const {
     return std::make_shared<StoredState>(state, pages_);
   }
+
+  // Returns the bytes of a session's file; nothing if there is no such session. Throws IoError.
+  std::optional<std::string> file_bytes(const std::string& name) const;
+  bool contains(const std::string& name) const;
+  SessionFiles* files() const { return files_.get(); }  // null: none
 
  private:
   struct Entry {
@@ -97,30 +120,35 @@ class SessionStore {
   Entries::const_iterator find(const std::string& name) const;
   void require_free(const std::string& name) const;
   void use(Entries::iterator entry);
-  void store(const std::string& name, std::shared_ptr<StoredText> text, bool disposable);
+  void hold(const std::shared_ptr<StoredText>& text);
+  void put(const std::string& name, const std::shared_ptr<StoredText>& text, bool disposable);
+  void add_fork(const std::string& name, const std::string& copy);
+  void end(Reservation& reservation);
+  void insert(Reservation reservation, std::shared_ptr<StoredText> text, bool disposable);
   void drop(Entries::iterator entry);
   void drop_surplus();
   bool has_room() const;
   void make_room(std::unique_lock<std::mutex>& lock);
   void swap_until(const std::function<bool()>& enough, std::unique_lock<std::mutex>& lock);
-  void swap(const std::string& name, std::uint64_t used, std::unique_lock<std::mutex>& lock);
+  void swap(const std::shared_ptr<const StoredText>& text, std::unique_lock<std::mutex>& lock);
   std::unordered_set<const void*> pages_used_after(std::uint64_t used) const;
   void drop_disposable();
   [[noreturn]] void refuse_room() const;
+  void load_file(const std::filesystem::path& file, std::map<std::string, std::string>& names);
 
-  const std::size_t memory_;
-  const std::filesystem::path swap_folder_;
+  const StoreOptions options_;
+  const SessionFormat format_;
   std::optional<io::FolderLock> swap_lock_;
-  const std::int64_t max_disposable_;
   const std::shared_ptr<StoredBytes> bytes_ = std::make_shared<StoredBytes>();
   const std::shared_ptr<StoredPages> pages_ = std::make_shared<StoredPages>();
   mutable std::mutex mutex_;  // guards the members that follow
   Entries entries_;
-  // Entries by use, the longest unused first: entries that have not moved to files, and disposable entries.
-  std::map<std::uint64_t, std::string> in_memory_, disposable_;
-  std::map<std::string, std::size_t> reserved_;  // bytes that will be stored under a name
-  std::size_t promised_ = 0;                     // bytes of reservations
+  std::map<std::uint64_t, std::weak_ptr<const StoredText>> in_memory_;  // by use; without texts that moved to files
+  std::map<std::uint64_t, std::string> disposable_;                     // names by use
+  std::unordered_set<std::string> reserved_;                            // names
+  std::size_t promised_ = 0;                                            // bytes of reservations
   std::uint64_t now_ = 0;
+  std::unique_ptr<SessionFiles> files_;  // last: its destructor writes sessions
 };
 
 }  // namespace efla::engine

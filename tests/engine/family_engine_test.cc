@@ -1,11 +1,16 @@
 // The engine over models of families, whose texts take pages.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -156,6 +161,54 @@ TEST_P(FamilyEngine, ASessionSharesThePagesOfTheTextThatItContinues) {
   }
   EXPECT_EQ(reply(*small, in_session(request_of("end", 9), "s5", "")),
             reply(*one, in_session(request_of("end", 9), "s5", "")));
+}
+
+// The session "book" grows by two pages per request until the process is killed. The file then has each reply that has
+// ended, and goes on to the text that an engine writes that was not killed.
+TEST_P(FamilyEngine, AKilledEngineKeepsEveryReplyThatHasEnded) {
+  const test::TempFolder sessions;
+  const auto next = [](std::int64_t turn) {
+    auto request = drawn(turn);
+    request.prompt.resize(128, 'b');
+    request.session = turn == 0 ? "" : "book";
+    request.save_as = "book";
+    return request;
+  };
+  const auto turns = [](const Engine& engine) {
+    return engine.sessions().empty() ? 0 : engine.session("book").tokens / (128 + 9);
+  };
+  const auto whole = engine();
+  std::int64_t done = 0, confirmed = 0;
+  for (const int ms : {3, 11, 24}) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(ends[0]);
+      const auto own = engine({.sessions = sessions.path(), .threads = 1});
+      for (std::int64_t turn = turns(*own);; ++turn) {
+        if (!reply(*own, next(turn)).error.empty() || write(ends[1], "+", 1) != 1) _exit(1);
+      }
+    }
+    close(ends[1]);
+    char one = 0;
+    ASSERT_EQ(read(ends[0], &one, 1), 1);  // it has begun
+    ++confirmed;
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    while (read(ends[0], &one, 1) == 1) ++confirmed;
+    close(ends[0]);
+
+    const auto started = engine({.sessions = sessions.path()});
+    ASSERT_GE(turns(*started), confirmed);
+    ASSERT_LE(turns(*started), confirmed + 1);
+    confirmed = turns(*started);
+    for (; done < confirmed; ++done) reply(*whole, next(done));
+    EXPECT_EQ(started->save("book"), whole->save("book"));
+    EXPECT_TRUE(started->set_aside().empty());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyEngine,

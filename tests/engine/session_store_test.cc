@@ -19,15 +19,19 @@
 namespace efla::engine {
 namespace {
 
+SessionFormat no_format() {
+  return SessionFormat({}, [](std::int64_t) { return StateLayout{.parts = {{"", {}, 0, 0}}}; });
+}
+
 TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   const test::TempFolder folder;
   constexpr std::size_t kFloats = 1 << 16, kBytes = kFloats * sizeof(float), kRecords = 4096;
   const auto swap = folder / "swap", number = folder / "number";
-  SessionStore store(3 * kBytes + kRecords, swap, 0);
+  SessionStore store({.memory = 3 * kBytes + kRecords, .swap = swap}, no_format());
   const auto put = [&](const std::string& name) {
     auto text = std::make_shared<StoredText>();
     text->state = store.stored({0, std::make_shared<std::vector<float>>(kFloats)});
-    store.put(name, std::move(text));
+    store.store(store.reserve(name, kBytes), text, false, [](const std::string&) {});
   };
   put("text");
   store.fork("text", "copy");
@@ -42,11 +46,12 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   const auto pipe = swap / (file.substr(0, digits) + std::to_string(std::stoull(file.substr(digits)) + 1) + kSwapEnd);
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
 
-  std::thread first([&] { store.reserve("a", 2 * kBytes); });
+  SessionStore::Reservation a, b;
+  std::thread first([&] { a = store.reserve("a", 2 * kBytes); });
   while (store.bytes().moving == 0) std::this_thread::yield();
-  std::thread second([&] { store.reserve("b", kBytes); });
+  std::thread second([&] { b = store.reserve("b", kBytes); });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it waits for the same file
-  store.reserve("c", 1);
+  const auto c = store.reserve("c", 1);
   EXPECT_FALSE(store.info("other").in_memory);
   std::ifstream in(pipe, std::ios::binary);
   const std::string written(std::istreambuf_iterator<char>(in), {});
@@ -90,11 +95,11 @@ TEST(SessionStore, LocksItsFolderAndRemovesWhatAKilledProcessLeft) {
   const test::TempFolder folder;
   const auto left = folder / ("1-0" + std::string(kSwapEnd)), notes = folder / "state-of-things";
   for (const auto& file : {left, notes}) std::ofstream(file) << "text";
-  const SessionStore store(1000, folder.path(), 0);
+  const SessionStore store({.swap = folder.path()}, no_format());
   EXPECT_FALSE(std::filesystem::exists(left));
   EXPECT_TRUE(std::filesystem::exists(notes));
-  test::expect_error([&] { SessionStore(1000, folder.path(), 0); }, "swap", "which process");
-  test::expect_error([&] { SessionStore(1000, notes, 0); }, "swap", "expected a folder");
+  test::expect_error([&] { SessionStore({.swap = folder.path()}, no_format()); }, "swap", "which process");
+  test::expect_error([&] { SessionStore({.swap = notes}, no_format()); }, "swap", "expected a folder");
 }
 
 }  // namespace

@@ -37,9 +37,8 @@ class FakeEngine : public engine::Engine {
   std::atomic<std::chrono::microseconds> step{std::chrono::microseconds(0)};
   std::atomic<std::chrono::milliseconds> prefill{std::chrono::milliseconds(0)};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
-  std::atomic<std::int64_t> pending = 1;     // of every session
-  std::function<void()> submitting;          // called by each submit
-  std::atomic<bool> fails_to_erase = false;  // with an error of the system
+  std::atomic<std::int64_t> pending = 1;  // of every session
+  std::function<void()> submitting;       // called by each submit
   std::atomic<int> cancelled = 0;
   std::atomic<std::uint64_t> steps = 0;
 
@@ -96,8 +95,10 @@ class FakeEngine : public engine::Engine {
       request.max_tokens = 0;
     }
     last_ = request;
+    last_.state = {};
     Job job;
     if (!request.session.empty()) job.text = sessions_.at(request.session);
+    if (request.state.text) job.text = *static_cast<const Ids*>(request.state.text.get());
     job.text.resize(job.text.size() - static_cast<std::size_t>(request.rewind));
     job.old = job.text.size();
     job.text.insert(job.text.end(), request.prompt.begin(), request.prompt.end());
@@ -148,8 +149,17 @@ class FakeEngine : public engine::Engine {
     const std::lock_guard lock(mutex_);
     sessions_[name] = tokenizer_->encode(bytes.substr(6));
   }
+  std::string save(const engine::HeldText& text) const override {
+    return "state:" + tokenizer_->decode(*static_cast<const Ids*>(text.text.get()));
+  }
+  engine::HeldText read(std::string_view bytes) override {
+    if (bytes == "other") throw Error("serve", "session", "session of another model", "one of this model");
+    if (!bytes.starts_with("state:")) throw IoError(IoError::Kind::content, "session", 3, "not a session");
+    return held(tokenizer_->encode(bytes.substr(6)));
+  }
+  // Returns how many texts are held that are not sessions.
+  int held_texts() const { return held_texts_; }
   void erase(const std::string& name) override {
-    if (fails_to_erase) throw std::runtime_error("the file system is read-only");
     const std::lock_guard lock(mutex_);
     require(name);
     for (const auto& [id, job] : jobs_) {
@@ -178,6 +188,18 @@ class FakeEngine : public engine::Engine {
   }
 
  private:
+  using Ids = std::vector<std::int32_t>;
+
+  engine::HeldText held(Ids ids) {
+    ++held_texts_;
+    return {std::shared_ptr<const Ids>(new Ids(std::move(ids)),
+                                       [this](const Ids* text) {
+                                         delete text;
+                                         --held_texts_;
+                                       }),
+            pending};
+  }
+
   struct Job {
     engine::Request request;
     std::shared_ptr<engine::Listener> listener;
@@ -291,11 +313,12 @@ class FakeEngine : public engine::Engine {
       text.resize(text.size() - stop.size());
       job.text = tokenizer_->encode(text + *job.request.end_turn);
     }
+    engine::Finish finish{.reason = reason, .stop = stop};
+    if (job.request.return_state && engine::is_whole(reason)) finish.state = held(std::move(job.text));
     if (!job.request.save_as.empty() && reason != engine::FinishReason::cancelled) {
       sessions_[job.request.save_as] = std::move(job.text);
     }
     if (job.request.disposable) disposable_.push_back(job.request.save_as);
-    engine::Finish finish{.reason = reason, .stop = stop};
     if (!job.request.stop.empty()) finish.text = job.reply;
     finish.usage = {.prompt_tokens = static_cast<std::int64_t>(job.request.prompt.size()),
                     .completion_tokens = job.drawn};
@@ -318,6 +341,7 @@ class FakeEngine : public engine::Engine {
   std::vector<std::string> disposable_;  // names of sessions
   std::vector<engine::RequestId> cancels_;
   engine::RequestId id_ = 0;
+  std::atomic<int> held_texts_ = 0;
   engine::Request last_;
   bool stopping_ = false;
   std::thread thread_;

@@ -33,6 +33,7 @@ class NoMemory : public ServiceTest {
     EXPECT_GT(failures, 1);
     EXPECT_TRUE(soon([&] { return engine_->statistics().running == 0; }));
     EXPECT_EQ(engine_->stored(), 0U);
+    EXPECT_TRUE(soon([&] { return engine_->held_texts() == 0; }));
   }
   static std::string post(const std::string& path, const std::string& body) {
     return "POST " + path +

@@ -21,9 +21,6 @@
 
 namespace efla::nn {
 
-// The types in which keys and values may be stored.
-enum class KeyValueType { float32, bfloat16 };
-
 // Return the type with a name, "float32" or "bfloat16", and the name of a type. parse_kv_cache_type throws Error for
 // another name.
 KeyValueType parse_kv_cache_type(const std::string& name);

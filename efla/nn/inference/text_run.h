@@ -72,6 +72,9 @@ struct CacheLineAllocator {
   bool operator==(const CacheLineAllocator&) const = default;
 };
 
+// The types in which keys and values may be stored.
+enum class KeyValueType { float32, bfloat16 };
+
 // The keys and values of consecutive tokens in all layers of softmax attention. A page whose tokens are all in the text
 // never changes, so that texts and states outside of slots hold the same page.
 using PageBytes = std::vector<std::byte, CacheLineAllocator<std::byte>>;

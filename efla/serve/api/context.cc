@@ -49,8 +49,8 @@ void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_
   }
 }
 
-std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from) {
-  return bos && from.empty() && context.info.tokenizer->bos() >= 0 ? 1 : 0;
+std::size_t bos_ids(const ApiContext& context, bool bos, const Pending& from) {
+  return bos && !from && context.info.tokenizer->bos() >= 0 ? 1 : 0;
 }
 
 namespace {
@@ -63,14 +63,13 @@ void hold_ids(HttpExchange& exchange, std::size_t ids) {
 }
 
 // Throws ApiError about `field` for a text without ids, and for more ids than the server takes.
-void require_length(const ApiContext& context, const std::vector<std::int32_t>& ids, const std::string& from,
+void require_length(const ApiContext& context, const std::vector<std::int32_t>& ids, const Pending& from,
                     const std::string& field) {
-  if (ids.empty() && from.empty())
-    throw ApiError(400, field + ": got an empty text, expected at least one token", field);
+  if (ids.empty() && !from) throw ApiError(400, field + ": got an empty text, expected at least one token", field);
   const auto most = context.options.max_prompt_tokens;
   if (most == 0) return;
   // A state that a client sent may have many pending tokens, which the request prefills too.
-  const auto unread = from.empty() ? 0 : std::max<std::int64_t>(0, context.engine.session(from).pending - 1);
+  const auto unread = std::max<std::int64_t>(0, from.value_or(0) - 1);
   if (const auto tokens = static_cast<std::int64_t>(ids.size()) + unread; tokens > most) {
     throw ApiError(
         400, field + ": got " + std::to_string(tokens) + " tokens to read, expected at most " + std::to_string(most),
@@ -80,8 +79,8 @@ void require_length(const ApiContext& context, const std::vector<std::int32_t>& 
 
 }  // namespace
 
-std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
-                                        const std::string& from, const std::string& field, HttpExchange& exchange) {
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos, const Pending& from,
+                                        const std::string& field, HttpExchange& exchange) {
   if (const auto* text = std::get_if<std::string>(&prompt)) {
     return encode_chat(context, {text, 1}, bos, from, field, exchange);
   }
@@ -93,7 +92,7 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
 }
 
 std::vector<std::int32_t> encode_chat(const ApiContext& context, std::span<const std::string> text, bool bos,
-                                      const std::string& from, const std::string& field, HttpExchange& exchange) {
+                                      const Pending& from, const std::string& field, HttpExchange& exchange) {
   const auto& tokenizer = *context.info.tokenizer;
   std::vector<std::int32_t> ids(bos_ids(context, bos, from), tokenizer.bos());
   const auto add = [&](const std::vector<std::int32_t>& encoded) {
@@ -112,20 +111,34 @@ std::vector<std::int32_t> encode_chat(const ApiContext& context, std::span<const
   return ids;
 }
 
-void load_state(ApiContext& context, const std::string& name, std::string_view state) {
-  const std::string field = "state", engines = "session " + name;  // how the engine's messages call the state
-  const auto refuse = [&](const std::string& reason) { throw ApiError(400, field + ": " + reason, field); };
+namespace {
+
+// Calls f, which gives a state to the engine. engines: how the engine's messages call the state.
+template <class F>
+auto take_state(ApiContext& context, std::string_view state, const std::string& engines, const F& f) {
+  const std::string field = "state";
+  const auto refuse = [&](const std::string& reason) { return ApiError(400, field + ": " + reason, field); };
   context.options.state_keys.require_signature(state, field);
   try {
-    context.engine.load(name, state);
+    return f();
   } catch (const IoError& error) {
     const std::string what = error.what();
     if (error.kind() != IoError::Kind::content || error.path() != engines) throw;
-    refuse(what.substr(what.find(": ") + 2));
+    throw refuse(what.substr(what.find(": ") + 2));
   } catch (const Error& error) {
     if (!error.got().starts_with(engines)) throw;
-    refuse("got a state" + error.got().substr(engines.size()) + ", expected " + error.expected());
+    throw refuse("got a state" + error.got().substr(engines.size()) + ", expected " + error.expected());
   }
+}
+
+}  // namespace
+
+void load_state(ApiContext& context, const std::string& name, std::string_view state) {
+  take_state(context, state, "session " + name, [&] { context.engine.load(name, state); });
+}
+
+engine::HeldText read_state(ApiContext& context, std::string_view state) {
+  return take_state(context, state, "session", [&] { return context.engine.read(state); });
 }
 
 void require_success(const engine::Finish& finish) {

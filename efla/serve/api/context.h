@@ -1,7 +1,6 @@
 // What the requests of a service share, and what several of them need.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <iterator>
@@ -48,7 +47,6 @@ struct ApiContext {
   engine::EngineInfo info;
   ApiOptions options;
   std::function<void(HttpServer::Lane, std::function<void()>)> work;  // HttpServer::work
-  std::atomic<std::uint64_t> next_name = 0;
 
   std::mutex mutex{};                                // guards `running`
   std::map<std::string, std::int64_t> running = {};  // requests by client
@@ -126,22 +124,26 @@ std::string engine_name(const std::string& client, const std::string& session);
 // Throws ApiError about `field` unless the tokenizer has all ids.
 void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& field);
 
-// Returns the number of ids that are added before the ids of a prompt that is a text: 1 for the bos token, otherwise 0.
-std::size_t bos_ids(const ApiContext& context, bool bos, const std::string& from);
+// The text that a prompt continues: as SessionInfo::pending; nothing: the prompt begins a text.
+using Pending = std::optional<std::int64_t>;
 
-// Returns the ids of a prompt. Throws ApiError about `field`. from: the engine's name of the session that the prompt
-// continues; empty: the prompt begins a text, with a bos token if `bos`. The exchange holds the memory of the ids.
-std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
-                                        const std::string& from, const std::string& field, HttpExchange& exchange);
+// Returns the number of ids that are added before the ids of a prompt that is a text: 1 for the bos token, otherwise 0.
+std::size_t bos_ids(const ApiContext& context, bool bos, const Pending& from);
+
+// Returns the ids of a prompt, with a bos token if `bos` and the prompt begins a text. Throws ApiError about `field`.
+// The exchange holds the memory of the ids.
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos, const Pending& from,
+                                        const std::string& field, HttpExchange& exchange);
 
 // Returns the ids of a text in the pieces of ChatText: finds special tokens in the template's text alone. Otherwise as
 // above.
 std::vector<std::int32_t> encode_chat(const ApiContext& context, std::span<const std::string> text, bool bos,
-                                      const std::string& from, const std::string& field, HttpExchange& exchange);
+                                      const Pending& from, const std::string& field, HttpExchange& exchange);
 
-// Stores a state that a client sent in the field "state", under the engine's name of a session. Throws ApiError about
-// the field.
+// Take a state that a client sent in the field "state", the first one as a session with this name of the engine's.
+// Throw ApiError about the field.
 void load_state(ApiContext& context, const std::string& name, std::string_view state);
+engine::HeldText read_state(ApiContext& context, std::string_view state);
 
 // Throws ApiError unless `model` is empty or names the model that is served.
 void check_model(const ApiContext& context, const std::string& model);

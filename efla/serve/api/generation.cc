@@ -102,14 +102,7 @@ std::size_t Generation::most_reply_bytes() const {
 // Finds or loads the state that the request continues, and names the state that the request leaves.
 void Generation::prepare_states() {
   auto& engine = context_.engine;
-  const auto temporary = [&] {
-    temporary_.push_back("_" + std::to_string(context_.next_name++));
-    return temporary_.back();
-  };
-  if (!request_.session.empty()) {
-    from_ = engine_name(client_, request_.session);
-    engine.session(from_);  // throws NoSuchSession, which is answered as in /v1/sessions
-  }
+  if (!request_.session.empty()) from_ = engine_name(client_, request_.session);
   if (const auto& previous = request_.previous_response; !previous.empty()) {
     from_ = engine_name(client_, previous);
     if (!is_response(engine, from_)) {
@@ -117,25 +110,27 @@ void Generation::prepare_states() {
       throw ApiError(404, field + ": got \"" + previous + "\", expected a stored one", field, "not_found");
     }
   }
+  if (!from_.empty()) pending_ = engine.session(from_).pending;  // NoSuchSession is answered as in /v1/sessions
   if (request_.state) {
-    from_ = temporary();
-    load_state(context_, from_, *request_.state);
+    state_ = read_state(context_, *request_.state);
+    pending_ = state_.pending;
     request_.state->clear();
   }
   if (!request_.save_as.empty()) save_as_ = engine_name(client_, request_.save_as);
   if (request_.store) save_as_ = engine_name(client_, head_.id);
-  if (request_.return_state) save_as_ = temporary();
 }
 
 // Renders a chat, whose field in the request is `field`, and makes it the prompt.
 void Generation::prepare_chat(const std::string& field) {
   const auto& chat_template = *context_.options.chat;
   const bool bos = !chat_template.writes_bos() && request_.bos.value_or(context_.options.bos);
-  const auto encode = [&](const ChatText& text) { return encode_chat(context_, text, bos, from_, field, *exchange_); };
+  const auto encode = [&](const ChatText& text) {
+    return encode_chat(context_, text, bos, pending_, field, *exchange_);
+  };
   try {
     require_variables(request_.chat, chat_template);
-    const auto rendered = from_.empty() ? chat_template.render(request_.chat)
-                                        : RenderedChat{.text = chat_template.continuation(request_.chat)};
+    const auto rendered = !pending_ ? chat_template.render(request_.chat)
+                                    : RenderedChat{.text = chat_template.continuation(request_.chat)};
     prompts_.push_back(encode(rendered.text));
     for (const auto& beginning : rendered.beginnings) {
       if (beginning != ChatText{""}) cache_after_.push_back(std::ssize(encode(beginning)));
@@ -169,7 +164,7 @@ void Generation::prepare_prompts() {
                       : request_.shape == Shape::chat     ? "messages"
                                                           : "input";
   const auto encode = [&](const Prompt& prompt) {
-    return encode_prompt(context_, prompt, bos, from_, field, *exchange_);
+    return encode_prompt(context_, prompt, bos, pending_, field, *exchange_);
   };
   if (request_.shape == Shape::completion) {
     cache_after_ = {request_.cache_tokens};
@@ -179,7 +174,7 @@ void Generation::prepare_prompts() {
   for (auto& prompt : request_.prompts) {
     prompts_.push_back(encode(prompt));
     if (request_.echo) {
-      const std::size_t added = std::holds_alternative<std::string>(prompt) ? bos_ids(context_, bos, from_) : 0;
+      const std::size_t added = std::holds_alternative<std::string>(prompt) ? bos_ids(context_, bos, pending_) : 0;
       echoes_.push_back(echo_of(tokenizer(), std::move(prompt), prompts_.back(), added, request_.logprobs >= 0));
     }
   }
@@ -199,7 +194,9 @@ void Generation::submit_all() {
     engine::Request made;
     made.prompt = std::exchange(prompts_[i], {});
     made.session = from_;
+    made.state = state_;
     made.save_as = save_as_;
+    made.return_state = request_.return_state;
     made.disposable = request_.disposable;
     made.cache_after = cache_after_;
     made.places = i == 0 ? static_cast<std::int64_t>(replies()) : 0;  // the first request has the places of all

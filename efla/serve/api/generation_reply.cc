@@ -108,24 +108,20 @@ void Generation::finish(std::size_t index, const engine::Finish& finish) {
 }
 
 void Generation::complete() {
-  if (failed()) return drop_temporary();
+  if (failed()) return;
   try {
     for (const auto& choice : choices_) require_success(*choice.finish);
-    if (choices_.front().finish->reason == engine::FinishReason::deadline)
-      save_as_.clear();  // the engine stores nothing
     answer();
   } catch (...) {
     fail(current_error(client_));
-    drop_temporary();
   }
 }
 
 void Generation::answer() {
   JsonText extra = JsonText::object();
-  if (request_.return_state && !save_as_.empty()) {
-    extra.add("state", to_base64(context_.options.state_keys.sign(context_.engine.save(save_as_))));
-  }
-  drop_temporary();
+  auto& state = choices_.front().finish->state;  // none at a deadline
+  if (state.text) extra.add("state", to_base64(context_.options.state_keys.sign(context_.engine.save(state))));
+  state = state_ = {};
   if (request_.stream) {
     if (response_) {
       exchange_->write(response_->finish(choices_.front(), usage_));
@@ -150,15 +146,6 @@ void Generation::fail(const ApiError& error) {
   if (!begun_) return exchange_->reply(to_reply(error));
   exchange_->write(response_ ? response_->error_event(error.message) : event(to_json(error)));
   exchange_->end();
-}
-
-void Generation::drop_temporary() {
-  for (const auto& name : std::exchange(temporary_, {})) {
-    try {
-      context_.engine.erase(name);
-    } catch (...) {  // it was never stored, or no longer is
-    }
-  }
 }
 
 }  // namespace efla::serve

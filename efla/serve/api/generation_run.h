@@ -33,7 +33,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
         place_(take_place(context, client_)),
         request_(std::move(request)),
         exchange_(std::move(exchange)) {}
-  ~Generation() { drop_temporary(); }  // of a request that had no memory for its end
 
   void start();
 
@@ -76,7 +75,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void complete();
   void answer();
   void fail(const ApiError& error);
-  void drop_temporary();
   bool failed() {
     const std::lock_guard lock(mutex_);
     return failed_;
@@ -97,8 +95,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Echo> echoes_;               // of every prompt, with echo
   std::vector<std::int64_t> cache_after_;  // of every prompt
   std::string from_, save_as_;             // engine's names
-  std::vector<std::string> temporary_;
-  ReplyFormat reply_format_;  // of a chat
+  ReplyFormat reply_format_;               // of a chat
+  engine::HeldText state_;                 // that the client sent
+  Pending pending_;                        // of the text that the prompts continue
   std::vector<Choice> choices_;
   engine::Usage usage_;
   std::atomic<std::size_t> left_ = 1;  // replies that are not finished, plus the thread that submits

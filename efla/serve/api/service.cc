@@ -333,7 +333,7 @@ void Service::Implementation::tokenize(Call& call) {
   } else if (is_text_of(tokenizer.bos())) {
     add_one(tokenizer.bos());
   } else {
-    if (bos_ids(context_, request.bos.value_or(context_.options.bos), "") > 0) add_one(tokenizer.bos());
+    if (bos_ids(context_, request.bos.value_or(context_.options.bos), {}) > 0) add_one(tokenizer.bos());
     encode_in_pieces(tokenizer, request.text, add);
   }
   body += "],\"count\":" + std::to_string(count) + "}";

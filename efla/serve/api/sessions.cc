@@ -18,7 +18,6 @@ namespace {
 
 // Returns the name that the client knows, or "" for a session of somebody else.
 std::string client_name(const std::string& client, const std::string& name) {
-  if (name.starts_with('_')) return "";
   if (client.empty()) return name;
   return name.starts_with(client + ".") ? name.substr(client.size() + 1) : "";
 }
@@ -85,9 +84,13 @@ void begin_session(ApiContext& context, Call& call, const CreateSessionRequest& 
     return call.exchange->reply(session_reply(context, call, request.name, 201));
   }
   engine::Request made;
-  if (!request.parent.empty()) made.session = engine_name(call.client, request.parent);
-  made.prompt = encode_prompt(context, *request.prompt, request.bos.value_or(context.options.bos), made.session,
-                              "prompt", *call.exchange);
+  Pending pending;
+  if (!request.parent.empty()) {
+    made.session = engine_name(call.client, request.parent);
+    pending = context.engine.session(made.session).pending;
+  }
+  made.prompt = encode_prompt(context, *request.prompt, request.bos.value_or(context.options.bos), pending, "prompt",
+                              *call.exchange);
   made.save_as = name;
   made.max_tokens = 0;
   store(context, call, request.name, std::move(made), 201);

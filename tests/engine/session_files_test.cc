@@ -12,7 +12,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "efla/engine/durable_engine.h"
 #include "tests/engine/recorder.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
@@ -22,8 +21,9 @@ namespace {
 
 class DurableSessions : public testing::Test {
  protected:
-  std::unique_ptr<DurableEngine> start(const EngineOptions& options = {}) const {
-    return std::make_unique<DurableEngine>(tiny_engine(options), folder / "sessions");
+  std::unique_ptr<LocalEngine> start(EngineOptions options = {}, std::uint64_t seed = 1) const {
+    options.sessions = folder / "sessions";
+    return tiny_engine(options, seed);
   }
   std::filesystem::path file_of(const std::string& name) const { return folder / "sessions" / (name + ".safetensors"); }
   bool has_file(const std::string& name) const { return std::filesystem::exists(file_of(name)); }
@@ -42,8 +42,9 @@ TEST_F(DurableSessions, AreInFilesAfterEveryChange) {
   EXPECT_TRUE(has_file("erased"));
   engine->erase("erased");
   EXPECT_FALSE(has_file("erased"));
-  reply(*engine, in_session(request_of("x", 1), "", "_7"));
-  EXPECT_FALSE(has_file("_7"));
+  auto held = request_of("x", 1);
+  held.return_state = true;
+  reply(*engine, held);
   for (const std::string name : {"text", "copy", "loaded"}) {
     EXPECT_EQ(test::read_text(file_of(name)), engine->save(name)) << name;
   }
@@ -193,8 +194,8 @@ TEST_F(DurableSessions, AFileThatCannotBeRemovedFailsNoOtherRequest) {
   std::filesystem::create_directories(file_of("a") / "occupied");
   EXPECT_EQ(store("b"), FinishReason::length);  // drops a
   EXPECT_TRUE(has_file("a"));
-  reply(*engine, in_session(request_of("x", 1), "", "_7"));
-  EXPECT_NO_THROW(engine->erase("_7"));
+  reply(*engine, in_session(request_of("x", 1), "", "-7"));  // gets no file
+  EXPECT_NO_THROW(engine->erase("-7"));
   std::filesystem::remove(file_of("a") / "occupied");
   EXPECT_EQ(store("c"), FinishReason::length);
   EXPECT_FALSE(has_file("a"));
@@ -231,8 +232,7 @@ TEST_F(DurableSessions, RefusesASecondEngineAndAFolderOfAnotherModel) {
     reply(*engine, in_session(request_of("x", 1), "", "text"));
     test::expect_error([&] { start(); }, "sessions", "");
   }
-  test::expect_error([&] { DurableEngine(tiny_engine({}, /*seed=*/2), folder / "sessions"); }, "sessions",
-                     "a session of this model");
+  test::expect_error([&] { start({}, /*seed=*/2); }, "sessions", "a session of this model");
   EXPECT_TRUE(has_file("text"));
 }
 
@@ -245,8 +245,8 @@ TEST_F(DurableSessions, FilesThatCannotBeLoadedAreSetAside) {
   engine.reset();
   {
     const test::TempFolder others;
-    DurableEngine other(tiny_engine({}, /*seed=*/2), others / "sessions");
-    reply(other, in_session(request_of("x", 1), "", "foreign"));
+    const auto other = tiny_engine({.sessions = others / "sessions"}, /*seed=*/2);
+    reply(*other, in_session(request_of("x", 1), "", "foreign"));
     std::filesystem::copy_file(others / "sessions/foreign.safetensors", file_of("foreign"));
   }
   test::write_text(file_of("rubbish"), "rubbish");
@@ -295,10 +295,7 @@ TEST_F(DurableSessions, AStateThatIsNotFiniteIsNotStored) {
       if (parameter.key().ends_with("v_proj.weight")) torch::Tensor(parameter.value()).fill_(3e38F);
     }
   }
-  const auto make = [&] {
-    return std::make_unique<LocalEngine>(model, data::load_tokenizer("bytes"), EngineOptions{});
-  };
-  DurableEngine engine(make(), folder / "sessions");
+  LocalEngine engine(model, data::load_tokenizer("bytes"), {.sessions = folder / "sessions"});
   const Record record = reply(engine, in_session(request_of("xy", 0), "", "text"));
   EXPECT_EQ(record.reason, FinishReason::error);
   EXPECT_NE(record.error.find("numbers that are not finite"), std::string::npos) << record.error;

@@ -1,0 +1,112 @@
+// Sessions in files when the process is killed at any time, with texts that share pages: without LibTorch, so that the
+// sanitizers see it too.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "efla/engine/session_files.h"
+#include "efla/engine/session_store.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::engine {
+namespace {
+
+constexpr std::int64_t kVocabSize = 8, kPageTokens = 64;
+constexpr std::size_t kPageBytes = 1 << 16;  // so that a save takes a while
+
+std::unique_ptr<SessionStore> store_in(const std::filesystem::path& folder) {
+  const auto layout = [](std::int64_t tokens) {
+    return StateLayout{.parts = {{"constant", {1}, 0, 1}}, .pages = tokens / kPageTokens, .page_bytes = kPageBytes};
+  };
+  auto store = std::make_unique<SessionStore>(StoreOptions{.sessions = folder},
+                                              SessionFormat({"model", "float32", kVocabSize, kVocabSize}, layout));
+  store->load_files();
+  return store;
+}
+
+float first_number(const nn::Page& page) {
+  float number = 0.0F;
+  std::memcpy(&number, page->data(), sizeof(number));
+  return number;
+}
+
+// Returns the state of the session "book"; of an empty text if there is none.
+nn::TextState book(const SessionStore& store) {
+  if (!store.contains("book")) return {0, std::make_shared<std::vector<float>>(1)};
+  return store.peek("book")->state->get();
+}
+
+// Stores "book" with one page more, which has its own number. Calls `then` as the store does.
+void grow(SessionStore& store, std::function<void(const std::string&)> then) {
+  auto state = book(store);
+  const auto number = static_cast<float>(state.pages.size());
+  auto page = std::make_shared<nn::PageBytes>(kPageBytes);
+  std::memcpy(page->data(), &number, sizeof(number));
+  state.pages.push_back(std::move(page));
+  state.tokens += kPageTokens;
+  const auto text = std::make_shared<StoredText>();
+  text->state = store.stored(state);
+  text->record.counters[2] = static_cast<std::uint64_t>(state.tokens);
+  text->record.seen.resize(kVocabSize / 8);
+  store.store(store.reserve("book", kPageBytes), text, false, std::move(then));
+}
+
+TEST(KilledStore, KeepsEveryPageThatItConfirmed) {
+  const test::TempFolder folder;
+  const auto sessions = folder / "sessions";
+  std::size_t confirmed = 0;  // pages
+  for (const int ms : {2, 5, 9, 14, 20}) {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      close(ends[0]);
+      const auto store = store_in(sessions);
+      for (;;) {
+        std::promise<std::string> error;
+        grow(*store, [&](const std::string& what) { error.set_value(what); });
+        if (!error.get_future().get().empty() || write(ends[1], "+", 1) != 1) _exit(1);
+      }
+    }
+    close(ends[1]);
+    char one = 0;
+    ASSERT_EQ(read(ends[0], &one, 1), 1);  // it has begun
+    ++confirmed;
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    while (read(ends[0], &one, 1) == 1) ++confirmed;
+    close(ends[0]);
+
+    const auto store = store_in(sessions);
+    const auto state = book(*store);
+    ASSERT_GE(state.pages.size(), confirmed);
+    ASSERT_LE(state.pages.size(), confirmed + 1);
+    for (std::size_t i = 0; i < state.pages.size(); ++i) {
+      EXPECT_EQ(first_number(state.pages[i]), static_cast<float>(i));
+    }
+    EXPECT_TRUE(store->files()->all_set_aside().empty());
+    confirmed = state.pages.size();
+  }
+}
+
+TEST(EndingStore, ALastTextIsInAFile) {
+  const test::TempFolder folder;
+  bool ended = false;
+  grow(*store_in(folder / "sessions"), [&](const std::string& error) { ended = error.empty(); });
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(book(*store_in(folder / "sessions")).pages.size(), 1U);
+}
+
+}  // namespace
+}  // namespace efla::engine
