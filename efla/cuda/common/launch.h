@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "efla/base/view.h"
 #include "efla/cuda/common/error.h"
@@ -21,6 +22,18 @@ void reserve_shared_memory(void (*kernel)(Parameters...), int bytes) {
   check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
   check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "cudaFuncSetAttribute");
+}
+
+// Launches a kernel with `bytes` bytes of dynamic shared memory per thread block. Throws CudaError that names `name`.
+template <class... Parameters>
+void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t bytes,
+                   cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "cudaFuncSetAttribute");
+  void* pointers[] = {&arguments...};
+  cudaLaunchKernel(function, dim3(blocks), dim3(static_cast<unsigned>(threads)), pointers, bytes, stream);
+  check_launch(name);
 }
 
 // Launches a kernel for Hopper GPUs that may begin before the previous kernel in the stream has ended (programmatic

@@ -16,7 +16,6 @@
 //
 // A warp computes 16 tokens and a part of the key channels of the gradients of keys and queries. Four warps compute W
 // and four warps H, 16 × 16 elements each.
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/grads.cuh"
@@ -343,11 +342,9 @@ template <int KD, bool kGrouped>
 void launch(const Float32Backward& c, cudaStream_t stream) {
   using Shared = Memory<KD, kGrouped>;
   static_assert(sizeof(Shared) <= 99 * 1024);
-  const auto kernel = grads_kernel<KD, kGrouped>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
-        "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream>>>(c);
-  check_launch("chunk_float32, grads");
+  launch_kernel("chunk_float32, grads", grads_kernel<KD, kGrouped>,
+                grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream,
+                c);
 }
 
 template <int KD>

@@ -16,7 +16,6 @@
 // The terms of a gate's gradient that span token t are of four kinds: pairs of tokens within the block of t; what
 // tokens of the block from t on read from before the block; what tokens of the block before t give to after the block;
 // and terms that span the whole block (crossing).
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/grad_tail.cuh"
 #include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/common/launch.h"
@@ -432,11 +431,9 @@ template <int KD>
 void launch(const Float32Backward& c, cudaStream_t stream) {
   using Shared = ChannelMemory<KD>;
   static_assert(sizeof(Shared) <= 99 * 1024);
-  const auto kernel = channel_grads_kernel<KD>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
-        "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream>>>(c);
-  check_launch("chunk_float32, grads by channel");
+  launch_kernel("chunk_float32, grads by channel", channel_grads_kernel<KD>,
+                grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream,
+                c);
 }
 
 }  // namespace

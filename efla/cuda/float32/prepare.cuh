@@ -110,13 +110,12 @@ __device__ __forceinline__ void store_record(const Float32Problem& c, std::int64
   if (c.vectors) store(&c.vectors[index], &vectors, sizeof(Float32Vectors));
 }
 
-// Launches a kernel with `bytes` of shared memory per thread block. Throws CudaError where the launch fails.
+// Launches a kernel with a thread block per slot and value head, with `bytes` of shared memory. Throws CudaError where
+// the launch fails.
 inline void launch_prepare_kernel(const char* operation, void (*kernel)(Float32Problem), std::size_t bytes,
                                   const Float32Problem& c, cudaStream_t stream) {
-  const int size = static_cast<int>(bytes);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, size), "cudaFuncSetAttribute");
-  kernel<<<grid_of(operation, c.slots * c.p.shape.value_heads), kPrepareThreads, bytes, stream>>>(c);
-  check_launch(operation);
+  launch_kernel(operation, kernel, grid_of(operation, c.slots * c.p.shape.value_heads), kPrepareThreads, bytes, stream,
+                c);
 }
 
 }  // namespace efla::gpu

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/products.cuh"
 
@@ -314,11 +313,8 @@ void launch_for(const Float32Problem& c, Launch&& launch) {
 template <class Memory, class Problem, class... Arguments>
 void launch_sweep(const char* name, void (*kernel)(Problem, Arguments...), std::int64_t blocks, const Problem& problem,
                   cudaStream_t stream, Arguments... arguments) {
-  const unsigned grid = grid_of("chunk_float32", blocks);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Memory)),
-        "cudaFuncSetAttribute");
-  kernel<<<grid, Memory::kThreads, sizeof(Memory), stream>>>(problem, arguments...);
-  check_launch(name);
+  launch_kernel(name, kernel, grid_of("chunk_float32", blocks), Memory::kThreads, sizeof(Memory), stream, problem,
+                arguments...);
 }
 
 }  // namespace efla::gpu

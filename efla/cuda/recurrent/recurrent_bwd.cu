@@ -402,10 +402,8 @@ void launch(const DeltaBackward<T>& p, const Plan& plan, const Workspace& worksp
   constexpr int kBytes = sizeof(Memory<KD, kChannel>);
   static_assert(kBytes <= 99 * 1024);
   const auto kernel = recurrent_bwd_kernel<KD, kChannel, T>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<static_cast<unsigned>(plan.blocks), kThreads, kBytes, stream>>>(
-      p, states, rows, plan.items, slices, static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
-  check_launch("recurrent_bwd");
+  launch_kernel("recurrent_bwd", kernel, static_cast<unsigned>(plan.blocks), kThreads, kBytes, stream, p, states, rows,
+                plan.items, slices, static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
   const unsigned grid =
       grid_of("recurrent_bwd", (p.shape.batch * p.shape.tokens * p.shape.heads + kWarps - 1) / kWarps);
   finish_kernel<KD><<<grid, kThreads, 0, stream>>>(p, rows, slices);

@@ -2,7 +2,6 @@
 // and slice of kSlice value columns reads one token after another and keeps its part of the state in registers: a
 // thread has kColumns columns and every kParts-th group of four keys (token.cuh). "The ladder" in
 // docs/design/2026-11-cuda-forward.md explains when it is used.
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/recurrent/token.cuh"
@@ -103,10 +102,8 @@ void launch(const DeltaForward<T>& p, cudaStream_t stream) {
   const unsigned grid = grid_of("recurrent_fwd", p.shape.sequences() * p.shape.value_heads * slices);
   constexpr int kBytes = sizeof(Stage<KD, kChannel>);
   const auto kernel = recurrent_fwd_kernel<KD, kChannel, T>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, kThreads, kBytes, stream>>>(p, static_cast<int>(slices),
-                                             static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
-  check_launch("recurrent_fwd");
+  launch_kernel("recurrent_fwd", kernel, grid, kThreads, kBytes, stream, p, static_cast<int>(slices),
+                static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
 }
 
 template <int KD, class T>

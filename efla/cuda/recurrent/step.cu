@@ -9,7 +9,6 @@
 // four rows of every 32. The last token's update is computed while the state is written. If fewer tokens are kept, the
 // state is written earlier.
 #include "efla/base/error.h"
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/delta.h"
@@ -294,11 +293,10 @@ void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
   const std::int64_t blocks_per_head = (p.shape.value_dim + L::kColumns - 1) / L::kColumns;
   const auto kernel = step_kernel<KD, kAligned, T, S>;
   const int bytes = Memory<KD, S>::bytes(p.shape.tokens);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
-      p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()), static_cast<int>(blocks_per_head),
-      static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
-  check_launch("step_fwd");
+  launch_kernel("step_fwd", kernel, grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head),
+                L::kThreads, static_cast<std::size_t>(bytes), stream, p, static_cast<int>(p.shape.value_heads),
+                static_cast<int>(p.shape.group()), static_cast<int>(blocks_per_head),
+                static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
 }
 
 template <int KD, class T, class S>

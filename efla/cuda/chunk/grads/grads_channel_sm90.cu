@@ -214,13 +214,11 @@ void launch(const ChunkBackward<E>& c, cudaStream_t stream) {
   using Shared = ChannelShared<E, kTiles>;
   constexpr int kBytes = sizeof(Shared);
   const auto kernel = channel_grads_kernel<E, kTiles>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   const unsigned grid = grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads);
-  if (c.counted) {
-    return launch_early("chunk_bwd, grads by channel", kernel, grid, Shared::kThreads, kBytes, stream, c);
-  }
-  kernel<<<grid, Shared::kThreads, kBytes, stream>>>(c);
-  check_launch("chunk_bwd, grads by channel");
+  const char* const name = "chunk_bwd, grads by channel";
+  if (!c.counted) return launch_kernel(name, kernel, grid, Shared::kThreads, kBytes, stream, c);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  launch_early(name, kernel, grid, Shared::kThreads, kBytes, stream, c);
 }
 
 }  // namespace

@@ -19,7 +19,6 @@
 // of the keys. Of the 64 × 64 matrices the warps of part 0 compute W, and the warps of part 1 compute H. With sixteen
 // warps a multiprocessor has one thread block, which copies the next slice of value columns while it computes one.
 #include "efla/cuda/chunk/grads/grads_portable.cuh"
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
@@ -41,9 +40,8 @@ void launch(const ChunkBackward<E>& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PortableMemory<kTiles>);
   static_assert(kBytes <= (kTiles == 4 ? 227 : 99) * 1024);
   const auto kernel = grads_kernel<E, kTiles, kGrouped>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads), 128 * kKeyParts<kTiles>, kBytes, stream>>>(c);
-  check_launch("chunk_bwd, grads");
+  launch_kernel("chunk_bwd, grads", kernel, grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads),
+                128 * kKeyParts<kTiles>, kBytes, stream, c);
 }
 
 template <int kTiles, class E>

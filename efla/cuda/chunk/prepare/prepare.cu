@@ -5,7 +5,6 @@
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/common/chunk_at.cuh"
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tensor_map.h"
@@ -153,9 +152,8 @@ template <int kTiles, bool kGrouped, bool kMapped, class E>
 void launch(const ChunkProblem<E>& c, const RowMaps& maps, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PrepareMemory<kTiles, kGrouped>);
   const auto kernel = prepare_kernel<E, kTiles, kGrouped, kMapped>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.heads), kPrepareThreads, kBytes, stream>>>(c, maps);
-  check_launch("prepare");
+  launch_kernel("prepare", kernel, grid_of("chunk_fwd", c.slots * c.p.shape.heads), kPrepareThreads, kBytes, stream, c,
+                maps);
 }
 
 template <int kTiles, bool kMapped, class E>

@@ -13,7 +13,6 @@
 #include "efla/cuda/chunk/prepare/channels.cuh"
 #include "efla/cuda/chunk/prepare/prepare.cuh"
 #include "efla/cuda/common/chunk_at.cuh"
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
@@ -400,9 +399,8 @@ template <int kTiles, bool kAligned, class E>
 void launch(const ChunkProblem<E>& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(ChannelMemory<kTiles>);
   const auto kernel = prepare_channel_kernel<E, kTiles, kAligned>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
-  check_launch("prepare_channel");
+  launch_kernel("prepare_channel", kernel, grid_of("chunk_fwd", c.slots * c.p.shape.value_heads), kThreads, kBytes,
+                stream, c);
 }
 
 }  // namespace

@@ -7,58 +7,14 @@
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/state.cuh"
+#include "efla/cuda/chunk/sweep/stage_portable.cuh"
 #include "efla/cuda/common/chunk_at.cuh"
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/saved_state.cuh"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 namespace {
-
-constexpr int kThreads = 128;
-
-// What the products of a chunk read. The forward sweep has keys and values, which U replaces. The reverse sweep has
-// keys, queries and dO, which D replaces. With a gate per key channel k, w, q and decay are ScaledRows.
-template <int kTiles, bool kReverse, bool kChannel>
-struct Stage {
-  alignas(1024) unsigned char k[kTiles * kTileBytes];
-  unsigned char w[kChannel ? kTiles * kTileBytes : 0];
-  unsigned char q[kReverse ? kTiles * kTileBytes : 1024];
-  unsigned char v[kTileBytes];
-  ChunkRecord record;
-  alignas(16) float decay[kChannel ? 64 * kTiles : 0];
-
-  __device__ const unsigned char* written() const { return kChannel ? w : k; }
-};
-
-// Starts and commits the copies of a chunk's rows and record to a stage. `column` is the slice's first value column.
-template <int kTiles, bool kReverse, bool kChannel, class E>
-__device__ __forceinline__ void start_loads(const ChunkBackward<E>& c, const ChunkAt& at, std::int64_t slot,
-                                            std::int64_t i_h, std::int64_t column,
-                                            Stage<kTiles, kReverse, kChannel>& stage) {
-  const DeltaBackward<E>& p = c.p;
-  const std::int64_t i_q = i_h / p.shape.group();
-  const int thread = threadIdx.x;
-  if constexpr (kChannel) {
-    const auto& from = reinterpret_cast<const ScaledRows<kTiles>*>(c.forward.scaled)[slot * p.shape.value_heads + i_h];
-    load_image<kThreads>(stage.k, from.k, (kReverse ? 3 : 2) * kTiles * kTileBytes, thread);
-    load_image<kThreads>(stage.decay, from.decay, sizeof(stage.decay), thread);
-  } else {
-    load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.forward.k_rows, thread);
-    if constexpr (kReverse) {
-      load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.forward.q_rows, thread);
-    }
-  }
-  if constexpr (kReverse) {
-    load_rows<1, kThreads>(stage.v, p.dout, at.i_b, at.start, at.rows, i_h, column, c.dout_rows, thread);
-  } else {
-    load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
-  }
-  load_image<kThreads>(&stage.record, &c.forward.records[slot * p.shape.value_heads + i_h], sizeof(ChunkRecord),
-                       thread);
-  copy_async_commit();
-}
 
 // Writes a warp's 16 rows of a transposed state to the image of its tiles.
 template <class E, int kTiles>
@@ -81,21 +37,9 @@ __device__ __forceinline__ void write_state_tiles(const float (&s)[32 * kTiles],
 // Copies a tile from shared memory to its image in the workspace.
 __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char* from) {
 #pragma unroll
-  for (int i = 0; i < kTileBytes / 16 / kThreads; ++i) {
-    const int byte = 16 * (threadIdx.x + i * kThreads);
+  for (int i = 0; i < kTileBytes / 16 / kSweepThreads; ++i) {
+    const int byte = 16 * (threadIdx.x + i * kSweepThreads);
     *reinterpret_cast<uint4*>(to + byte) = *reinterpret_cast<const uint4*>(from + byte);
-  }
-}
-
-// Multiplies the state by the decay of the chunk: with a gate per key channel, column j of s by the decay of key j.
-template <int kTiles, bool kReverse, bool kChannel>
-__device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Stage<kTiles, kReverse, kChannel>& stage,
-                                            int lane) {
-  if constexpr (kChannel) {
-    scale_columns(s, stage.decay, lane);
-  } else {
-#pragma unroll
-    for (float& x : s) x *= stage.record.decay;
   }
 }
 
@@ -161,7 +105,8 @@ __device__ __forceinline__ void walk(const ChunkBackward<E>& c, float (&s)[32 * 
   const auto chunk_of = [&](std::int64_t i) { return kReverse ? chunks - 1 - i : i; };
   const auto start = [&](std::int64_t i) {
     const std::int64_t chunk = chunk_of(i);
-    start_loads(c, place(chunk), slot + chunk, i_h, 64 * slice, stages[i % kStages]);
+    start_loads(c.forward, c.p, kReverse ? c.p.dout : c.p.v, kReverse ? c.dout_rows : c.v_rows, place(chunk),
+                slot + chunk, i_h, 64 * slice, stages[i % kStages]);
   };
   if (kStages > 1 && chunks > 0) start(0);
 #pragma unroll 1
@@ -187,7 +132,7 @@ __device__ __forceinline__ void walk(const ChunkBackward<E>& c, float (&s)[32 * 
 // `saved_states` is the number of saved states per sequence. If sequences are packed it is 0, and every slot has a
 // thread block, because only the device knows where saved states lie. Blocks of other slots end at once.
 template <class E, int kTiles, int kStages, bool kChannel>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kSweepThreads, 1)
     states_kernel(const __grid_constant__ ChunkBackward<E> c, std::int64_t saved_states, std::int64_t interval_chunks) {
   const DeltaBackward<E>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
@@ -213,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // The reverse sweep: a thread block walks a whole sequence.
 template <class E, int kTiles, int kStages, bool kChannel>
-__global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward<E> c) {
+__global__ void __launch_bounds__(kSweepThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward<E> c) {
   const DeltaBackward<E>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
   const std::int64_t n = blockIdx.x / c.slices / p.shape.value_heads;
@@ -235,9 +180,7 @@ void launch_states(const ChunkBackward<E>& c, cudaStream_t stream) {
   const std::int64_t saved_states = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = saved_states > 0 ? saved_states * c.p.shape.batch : c.forward.slots;
   const unsigned grid = grid_of("chunk_bwd", starts * c.p.shape.value_heads * c.slices);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, kThreads, kBytes, stream>>>(c, saved_states, chunks);
-  check_launch("chunk_bwd, states");
+  launch_kernel("chunk_bwd, states", kernel, grid, kSweepThreads, kBytes, stream, c, saved_states, chunks);
 }
 
 template <int kTiles, int kStages, bool kChannel, class E>
@@ -245,9 +188,7 @@ void launch_reverse(const ChunkBackward<E>& c, cudaStream_t stream) {
   constexpr int kBytes = kStages * sizeof(Stage<kTiles, true, kChannel>);
   const auto kernel = reverse_kernel<E, kTiles, kStages, kChannel>;
   const unsigned grid = grid_of("chunk_bwd", c.p.shape.sequences() * c.p.shape.value_heads * c.slices);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, kThreads, kBytes, stream>>>(c);
-  check_launch("chunk_bwd, reverse");
+  launch_kernel("chunk_bwd, reverse", kernel, grid, kSweepThreads, kBytes, stream, c);
 }
 
 }  // namespace

@@ -136,40 +136,10 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
     if (lane == 0) {
       std::uint64_t* full = is_tail ? &shared.tail : shared.rows_ring.full.of(i);
       shared.rows_ring.wait_free(i);
-      const int t = walk.start(chunk);
-      if constexpr (kChannel) {
-        const auto& scaled = reinterpret_cast<const ScaledRows<kTiles>*>(
-            c.forward.scaled)[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
-        constexpr int kScaled = kTiles * kTileBytes * (kReverse ? 3 : 2);
-        barrier_expect(full, kScaled + static_cast<int>(sizeof(rows.decay)) + kTileBytes * kGroups);
-        load_bulk(rows.k, scaled.k, kScaled, full);
-        load_bulk(rows.decay, scaled.decay, sizeof(rows.decay), full);
-      } else {
-        barrier_expect(full, kTileBytes * (kTiles * (kReverse ? 2 : 1) + kGroups));
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
-          if constexpr (kReverse) {
-            load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
-          }
-        }
-      }
-#pragma unroll
-      for (int tile = 0; tile < kGroups; ++tile) {
-        load_tile(rows.v + tile * kTileBytes, &values, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
-      }
+      copy_chunk_rows<kReverse>(c.forward, maps, values, true, walk, chunk, rows, full);
       // The copies above need no wait, because `prepare` reads the same rows.
       if (kReverse && !kChannel && i == 0) wait_for_kernels();
-      RecordAt& record = shared.record[i % kRecords];
-      const ChunkRecord* from = records + chunk * c.p.shape.value_heads;
-      if constexpr (kReverse) {
-        load_bulk(&record, from, sizeof(ChunkRecord), shared.record_ring.start(i, sizeof(ChunkRecord)));
-      } else {
-        constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
-        full = shared.record_ring.start(i, kTileBytes + kVectors);
-        load_bulk(record.t, from->t, kTileBytes, full);
-        load_bulk(record.b, from->b, kVectors, full);
-      }
+      copy_record<kReverse>(records[chunk * c.p.shape.value_heads], shared.record[i % kRecords], shared.record_ring, i);
     }
     __syncwarp();
     if (is_tail) {

@@ -9,52 +9,17 @@
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/products.cuh"
 #include "efla/cuda/chunk/state.cuh"
+#include "efla/cuda/chunk/sweep/stage_portable.cuh"
 #include "efla/cuda/common/chunk_at.cuh"
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 namespace {
 
-constexpr int kThreads = 128;
-
-// What the products of a chunk read. With a gate per key channel k, w, q and decay are the ScaledRows of the chunk.
-template <int kTiles, bool kChannel>
-struct Stage {
-  alignas(1024) unsigned char k[kTiles * kTileBytes];
-  unsigned char w[kChannel ? kTiles * kTileBytes : 0];
-  unsigned char q[kTiles * kTileBytes];
-  unsigned char v[kTileBytes];  // values, later outputs
-  ChunkRecord record;
-  alignas(16) float decay[kChannel ? 64 * kTiles : 0];
-
-  __device__ const unsigned char* written() const { return kChannel ? w : k; }
-};
-
-// Starts and commits the copies of a chunk's rows and record to a stage. `column` is the slice's first value column.
-template <int kTiles, bool kChannel, class E>
-__device__ __forceinline__ void start_loads(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t slot,
-                                            std::int64_t i_h, std::int64_t column, Stage<kTiles, kChannel>& stage) {
-  const DeltaForward<E>& p = c.p;
-  const std::int64_t i_q = i_h / p.shape.group();
-  const int thread = threadIdx.x;
-  if constexpr (kChannel) {
-    const auto& from = reinterpret_cast<const ScaledRows<kTiles>*>(c.scaled)[slot * p.shape.value_heads + i_h];
-    load_image<kThreads>(stage.k, from.k, 3 * kTiles * kTileBytes, thread);
-    load_image<kThreads>(stage.decay, from.decay, sizeof(stage.decay), thread);
-  } else {
-    load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
-    load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
-  }
-  load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
-  load_image<kThreads>(&stage.record, &c.records[slot * p.shape.value_heads + i_h], sizeof(ChunkRecord), thread);
-  copy_async_commit();
-}
-
 // Computes one chunk: updates the state s, and replaces the values in the stage by the outputs o.
 template <class E, int kTiles, bool kChannel>
-__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, kChannel>& stage, int warp,
+__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, true, kChannel>& stage, int warp,
                                             int lane) {
   const ChunkRecord& record = stage.record;
   std::uint32_t u[4][4], written[4][4];  // U and write∘U
@@ -73,12 +38,7 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
   multiply_rows<E>(o, u, shared_address(record.p), lane);
   __syncwarp();  // the warp's own columns of v have been read
   write_outputs<E>(o, stage.v, warp, lane);
-  if constexpr (kChannel) {
-    scale_columns(s, stage.decay, lane);
-  } else {
-#pragma unroll
-    for (float& x : s) x *= record.decay;
-  }
+  decay_state(s, stage, lane);
   multiply_columns<E, 4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
 
@@ -88,7 +48,7 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem<E>& c, const Ch
                                               std::int64_t column, const unsigned char* tile) {
   const View<E, 4>& o = c.p.o;
   const int piece = threadIdx.x % 8, count = static_cast<int>(min(o.extent[3] - column - 8 * piece, std::int64_t{8}));
-  for (int row = threadIdx.x / 8; row < at.rows; row += kThreads / 8) {
+  for (int row = threadIdx.x / 8; row < at.rows; row += kSweepThreads / 8) {
     const uint4 values = *reinterpret_cast<const uint4*>(tile + piece_offset(row, piece));
     if (count <= 0) continue;
     store_row_piece(o.at(at.i_b, at.start + row, i_h, column + 8 * piece), o.stride[3], values, count, c.o_rows);
@@ -97,9 +57,10 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem<E>& c, const Ch
 
 // Walks all chunks of a sequence. With two stages the next chunk is copied while one is computed.
 template <class E, int kTiles, int kStages, bool kChannel>
-__global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constant__ ChunkProblem<E> c, int slices) {
+__global__ void __launch_bounds__(kSweepThreads, 1)
+    sweep_kernel(const __grid_constant__ ChunkProblem<E> c, int slices) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto* stages = reinterpret_cast<Stage<kTiles, kChannel>*>(shared);
+  auto* stages = reinterpret_cast<Stage<kTiles, true, kChannel>*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % slices) * 64;
   const std::int64_t i_h = blockIdx.x / slices % c.p.shape.value_heads, n = blockIdx.x / slices / c.p.shape.value_heads;
@@ -110,18 +71,19 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
 
   float s[32 * kTiles];
   read_state<kTiles>(s, c.p.initial_state, n, i_h, column + 16 * warp, lane);
-  if (kStages > 1 && chunks > 0) start_loads(c, place(0), slot, i_h, column, stages[0]);
+  if (kStages > 1 && chunks > 0) start_loads(c, c.p, c.p.v, c.v_rows, place(0), slot, i_h, column, stages[0]);
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    Stage<kTiles, kChannel>& stage = stages[chunk % kStages];
+    Stage<kTiles, true, kChannel>& stage = stages[chunk % kStages];
     if constexpr (kStages > 1) {
       if (chunk + 1 < chunks) {
-        start_loads(c, place(chunk + 1), slot + chunk + 1, i_h, column, stages[(chunk + 1) % kStages]);
+        start_loads(c, c.p, c.p.v, c.v_rows, place(chunk + 1), slot + chunk + 1, i_h, column,
+                    stages[(chunk + 1) % kStages]);
         copy_async_wait<1>();
       } else {
         copy_async_wait<0>();
       }
     } else {
-      start_loads(c, place(chunk), slot + chunk, i_h, column, stage);
+      start_loads(c, c.p, c.p.v, c.v_rows, place(chunk), slot + chunk, i_h, column, stage);
       copy_async_wait<0>();
     }
     __syncthreads();
@@ -137,13 +99,11 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
 
 template <int kTiles, int kStages, bool kChannel, class E>
 void launch(const ChunkProblem<E>& c, cudaStream_t stream) {
-  constexpr int kBytes = kStages * sizeof(Stage<kTiles, kChannel>);
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles, true, kChannel>);
   const auto kernel = sweep_kernel<E, kTiles, kStages, kChannel>;
   const std::int64_t slices = (c.p.shape.value_dim + 63) / 64;
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * slices);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, kThreads, kBytes, stream>>>(c, static_cast<int>(slices));
-  check_launch("sweep");
+  launch_kernel("sweep", kernel, grid, kSweepThreads, kBytes, stream, c, static_cast<int>(slices));
 }
 
 }  // namespace

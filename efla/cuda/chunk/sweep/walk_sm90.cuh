@@ -197,41 +197,61 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
   return walk;
 }
 
-// Waits until the stage of a chunk is free and starts the copies of the chunk's rows. Run by one thread.
-template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
-__device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, int chunk,
-                                           Shared<kTiles, kGroups, kFused, kChannel>& shared) {
-  const Walk& walk = shared.walk;
-  if (chunk >= walk.chunks) return;
-  constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
-                kScaled = kTiles * kTileBytes * (kOutputs ? 3 : 2);
-  const int stage = chunk % kStages;
-  auto& rows = shared.rows[stage];
-  shared.rows_ring.wait_free(chunk);
-  std::uint64_t* full = chunk == walk.tail ? &shared.tail : shared.rows_ring.full.of(chunk);
-  const bool values = kOutputs || !walk.map;
-  const int t = walk.start(chunk), value_bytes = values ? kGroups * kTileBytes : 0;
+// Starts the copies of a chunk's keys, of its queries if kQueries is set, and of its values or dO (`values`) if
+// with_values is set. `full` counts their bytes. Run by one thread.
+template <bool kQueries, int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void copy_chunk_rows(const ChunkProblem<E>& c, const RowMaps& maps,
+                                                const CUtensorMap& values, bool with_values, const Walk& walk,
+                                                int chunk, Rows<kTiles, kGroups, kChannel>& rows, std::uint64_t* full) {
+  const int t = walk.start(chunk), value_bytes = with_values ? kGroups * kTileBytes : 0;
   if constexpr (kChannel) {
+    constexpr int kScaled = kTiles * kTileBytes * (kQueries ? 3 : 2);
     const auto& from =
         reinterpret_cast<const ScaledRows<kTiles>*>(c.scaled)[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
     barrier_expect(full, kScaled + static_cast<int>(sizeof(rows.decay)) + value_bytes);
     load_bulk(rows.k, from.k, kScaled, full);
     load_bulk(rows.decay, from.decay, sizeof(rows.decay), full);
   } else {
-    barrier_expect(full, kTiles * kTileBytes * (kOutputs ? 2 : 1) + value_bytes);
+    barrier_expect(full, kTiles * kTileBytes * (kQueries ? 2 : 1) + value_bytes);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
-      if constexpr (kOutputs) {
+      if constexpr (kQueries) {
         load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
       }
     }
   }
-  if (!values) return;
+  if (!with_values) return;
 #pragma unroll
   for (int tile = 0; tile < kGroups; ++tile) {
-    load_tile(rows.v + tile * kTileBytes, &maps.v, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
+    load_tile(rows.v + tile * kTileBytes, &values, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
   }
+}
+
+// Waits until the stage of item i is free and starts the copy of a record, without P unless kWhole is set. Run by one
+// thread.
+template <bool kWhole, int kRecords>
+__device__ __forceinline__ void copy_record(const ChunkRecord& from, ChunkRecord& to, Ring<kRecords>& ring, int i) {
+  if constexpr (kWhole) {
+    load_bulk(&to, &from, sizeof(ChunkRecord), ring.start(i, sizeof(ChunkRecord)));
+  } else {
+    constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
+    std::uint64_t* const full = ring.start(i, kTileBytes + kVectors);
+    load_bulk(to.t, from.t, kTileBytes, full);
+    load_bulk(to.b, from.b, kVectors, full);
+  }
+}
+
+// Waits until the stage of a chunk is free and starts the copies of the chunk's rows. Run by one thread.
+template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
+__device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, int chunk,
+                                           Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  const Walk& walk = shared.walk;
+  if (chunk >= walk.chunks) return;
+  auto& rows = shared.rows[chunk % shared.kStages];
+  shared.rows_ring.wait_free(chunk);
+  copy_chunk_rows<kOutputs>(c, maps, maps.v, kOutputs || !walk.map, walk, chunk, rows,
+                            chunk == walk.tail ? &shared.tail : shared.rows_ring.full.of(chunk));
 }
 
 // Zeroes the rows of keys and values after the sequence's end, which belong to another sequence. Run by one warp.
@@ -290,16 +310,8 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem<E>& c, const RowM
   constexpr int kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   const auto start_record = [&](int chunk) {
     if (chunk >= walk.chunks) return;
-    const ChunkRecord* from = &c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
-    RecordAt& record = shared.record[chunk % kRecords];
-    if constexpr (kOutputs) {
-      load_bulk(&record, from, sizeof(ChunkRecord), shared.record_ring.start(chunk, sizeof(ChunkRecord)));
-    } else {  // without P
-      constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
-      std::uint64_t* const full = shared.record_ring.start(chunk, kTileBytes + kVectors);
-      load_bulk(record.t, from->t, kTileBytes, full);
-      load_bulk(record.b, from->b, kVectors, full);
-    }
+    copy_record<kOutputs>(c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h],
+                          shared.record[chunk % kRecords], shared.record_ring, chunk);
   };
   if (lane == 0) {
     if constexpr (!kChannel) start_rows<kOutputs>(c, maps, 0, shared);
