@@ -171,8 +171,8 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
           "expected no such field");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs",
           "expected only with \"logprobs\": true");
-  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})",
-          "tools[0].function", "expected an object");
+  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})", "tools[0].function",
+          "expected an object");
 }
 
 TEST(Requests, WholeNumbersMayHaveAPoint) {

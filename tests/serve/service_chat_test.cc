@@ -63,6 +63,7 @@ TEST_F(ServiceChatTest, AResponseContinuesItsModelsTemplate) {
   post("/v1/responses", {{"input", "Ho"}, {"previous_response_id", first["id"]}, {"seed", 0}});
   EXPECT_EQ(prompt(), "<|im_start|>user\nHo<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(engine_->last().end_turn, "<|im_end|>\n");
+  EXPECT_EQ(engine_->last().stop_token_ids, std::vector<std::int32_t>{test::kTurnEnd});
   EXPECT_EQ(get("/tokenizer_info")["chat_template"], kChatml);
 }
 

@@ -146,6 +146,10 @@ void Generation::prepare_chat(const std::string& field) {
   }
   const auto stop = chat_template.stop();
   request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
+  const auto end = chat_template.end_turn();
+  for (const auto& [id, text] : tokenizer().special_texts()) {
+    if (stop.empty() && end && end->starts_with(text)) request_.stop_token_ids.push_back(id);
+  }
 }
 
 void Generation::prepare_parsers() {

@@ -14,6 +14,7 @@
 
 namespace efla::serve {
 
+// A request of n bytes has 1 + n / 4 Mi times these times.
 struct WorkerLimits {
   std::chrono::milliseconds time{1'000};        // of a processor, to render one request
   std::chrono::milliseconds wall_time{20'000};  // for the reply to a request, and for the start

@@ -13,12 +13,16 @@ import struct
 import sys
 
 
+BYTES_PER_TIME = 4 << 20  # a request has the limit of time once, and once more for each of these parts of its bytes
+
+
 def read_message():
+    """Returns the bytes of the next message."""
     head = sys.stdin.buffer.read(4)
     if len(head) < 4:
         sys.exit(0)  # the server has ended
     size, = struct.unpack("<I", head)
-    return json.loads(sys.stdin.buffer.read(size))
+    return sys.stdin.buffer.read(size)
 
 
 def write_message(message):
@@ -180,8 +184,8 @@ class Worker:
                     raise Refused(f"the chat template writes more than {longest} characters")
                 pieces.append(piece)
             return "".join(pieces)
-        except MemoryError as error:
-            raise Refused("the chat template needs more memory than it may have") from error
+        except (MemoryError, Refused):
+            raise
         except RecursionError as error:
             raise Refused("the chat template calls itself too often") from error
         except self.jinja2.exceptions.TemplateError as error:
@@ -231,20 +235,23 @@ class Worker:
             raise Refused("the chat template does not show a reply as it is, so that no text behind one can be continued")
         return {"texts": [marks.split(parts[1])]}
 
-    def answer(self, request):
+    def answer(self, message):
         # A template that takes too long ends this process, also where the server is gone.
-        signal.setitimer(signal.ITIMER_PROF, self.seconds)
+        signal.setitimer(signal.ITIMER_PROF, self.seconds * (1 + len(message) / BYTES_PER_TIME))
         try:
+            request = json.loads(message)
             return self.after_reply(request) if request["after_reply"] else self.chat(request)
         except Refused as error:
             return {"refused": str(error)}
+        except MemoryError:
+            return {"refused": "the chat and its template need more memory than they may have"}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main():
     try:
-        setup = read_message()
+        setup = json.loads(read_message())
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory"], setup["memory"]))
@@ -255,8 +262,7 @@ def main():
         return write_message({"refused": str(error)})
     write_message({})
     while True:
-        request = read_message()
-        write_message(worker.answer(request))
+        write_message(worker.answer(read_message()))
 
 
 main()
