@@ -110,6 +110,37 @@ TEST_F(ServeCommand, ServesOnAGpuWhereThereIsOne) {
   EXPECT_EQ(choices[0], choices[1]);
 }
 
+TEST_F(ServeCommand, ChatsHaveTheTemplateOfTheModelsFolder) {
+  const std::string text = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+  write_text(std::filesystem::path(model()) / "chat_template.jinja", text);
+  const auto chat_template = [&] {
+    return json::parse(body_of(HttpClient(port_).get("/tokenizer_info")))["chat_template"];
+  };
+  start({});
+  const json request{{"messages", {{{"role", "user"}, {"content", "ab"}}}}, {"max_tokens", 1}};
+  const auto tokens = post("/v1/chat/completions", request)["usage"]["prompt_tokens"];
+  EXPECT_EQ(stop(), 0);
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", "/nonexistent", 1);  // without python3
+  start({});
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(chat_template(), nullptr);
+  const auto plain = post("/v1/chat/completions", request)["usage"]["prompt_tokens"];
+  EXPECT_EQ(stop(), 0);
+  const auto says = read_text(folder / "err");
+  EXPECT_NE(says.find("efla: serve: chats have the template plain, because the model's own one ("), std::string::npos)
+      << says;
+  EXPECT_NE(says.find("python3-jinja2"), std::string::npos) << says;
+  EXPECT_EQ(plain, std::string("User: ab\nAssistant:").size());
+  start({});
+  if (chat_template() == nullptr) GTEST_SKIP() << "python3 or jinja2 is missing";
+  EXPECT_EQ(chat_template(), text);
+  EXPECT_EQ(tokens, std::string("<ab>").size());
+  EXPECT_EQ(stop(), 0);
+  EXPECT_TRUE(is_user_mistake(run_program(words({"--tool-format", "yaml"})), "--tool-format: "));
+  EXPECT_TRUE(is_user_mistake(run_program(words({"--chat-template", "none.jinja"})), "none.jinja"));
+}
+
 TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   const Arguments sessions{"--sessions", folder.file("sessions")};
   start(sessions);
@@ -356,8 +387,9 @@ TEST_F(ServeCommand, RefusesMistakes) {
   }
   refused({"--tls-key", folder.file("none")}, "--tls-certificate");
   refused({"--api-keys", folder.file("none")}, "none");
-  refused({"--chat-template", folder.file("none")}, "serve: --chat-template: got '" + folder.file("none") +
-                                                        "', expected plain, chatml or a TOML file that exists");
+  refused({"--chat-template", folder.file("none")},
+          "serve: --chat-template: got '" + folder.file("none") +
+              "', expected plain, chatml, or a Jinja or TOML file that exists");
   const auto chat = write_text(folder / "chat.toml", "user = \"{content}\"\nassistant = 3\n").string();
   refused({"--chat-template", chat}, chat + ": assistant: got 3, expected a text");
   refused({"--chat-template", write_text(folder / "cut.toml", "user = \"").string()}, "cut.toml: at byte ");
