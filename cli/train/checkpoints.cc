@@ -65,6 +65,10 @@ TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
 }
 
 void convert(const std::string& command, const Arguments& arguments) {
+  if (nn::is_family_folder(arguments.model)) {  // to import, because it is exported otherwise
+    throw Error(command, "HF_DIR", arguments.model + ", a hybrid model",
+                "a checkpoint of flash-linear-attention or efla: every command takes the folder of a hybrid as it is");
+  }
   io::OutputFolder folder(arguments.out, command);  // refuses it before the model is read
   report_ignored_checkpoints(command.c_str(), arguments.model);
   const auto model = nn::load_language_model(arguments.model);

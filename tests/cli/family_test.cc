@@ -79,6 +79,13 @@ TEST_F(FamilyFolder, IsExportedAsItWas) {
   EXPECT_EQ(run_program(exporting()).exit_code, 2) << "the folder is not empty";
 }
 
+TEST_F(FamilyFolder, NeedsNoImport) {
+  const auto result = run_program({"import", model().string(), "--out", out().string()});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("every command takes the folder of a hybrid as it is"), std::string::npos) << result.err;
+  EXPECT_FALSE(fs::exists(out()));
+}
+
 TEST_F(FamilyFolder, IsExportedInItsShards) {
   shard(model());
   ASSERT_EQ(run_program(exporting()).exit_code, 0);
