@@ -45,18 +45,20 @@ at::Tensor delta_rule_packed(const at::Tensor& qkv, const at::Tensor& beta, cons
                              const std::string& implementation = "auto");
 
 // Computes a decode step of one token. q, k [B, H, K], v [B, HV, V], beta [B, HV], g [B, HV], [B, HV, K] or undefined;
-// state [B, HV, K, V], float32 or bfloat16, is updated in place. Returns o [B, HV, V]. Not differentiable.
+// state [B, HV, K, V], float32 or bfloat16, is updated in place. erase_key [B, H, K] or undefined: as in
+// DeltaRuleInput. Returns o [B, HV, V]. Not differentiable.
 at::Tensor delta_rule_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
                            const at::Tensor& g, at::Tensor& state, const DeltaRule& rule,
-                           const std::string& implementation = "auto");
+                           const std::string& implementation = "auto", const at::Tensor& erase_key = {});
 
 // Computes decode steps of T tokens, 1 to kMaxStepTokens, from a pool of states. q, k [B, T, H, K], v [B, T, HV, V],
 // beta [B, T, HV], g [B, T, HV], [B, T, HV, K] or undefined; states [P, HV, K, V], float32 or bfloat16, are updated in
 // place. slots [B] int64 has the index of each batch entry's state, no two alike, or −1 for an entry without a state,
 // whose outputs are zeros; undefined: entry b has state b. kept [B] int64 has the number of tokens, 0 to T, that each
-// entry's state keeps; undefined: T. Returns o [B, T, HV, V]. Not differentiable.
+// entry's state keeps; undefined: T. erase_key [B, T, H, K] or undefined. Returns o [B, T, HV, V]. Not differentiable.
 at::Tensor delta_rule_steps(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
                             const at::Tensor& g, at::Tensor& states, const at::Tensor& slots, const at::Tensor& kept,
-                            const DeltaRule& rule, const std::string& implementation = "auto");
+                            const DeltaRule& rule, const std::string& implementation = "auto",
+                            const at::Tensor& erase_key = {});
 
 }  // namespace efla::autograd

@@ -191,27 +191,28 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
 template <bool kMeta>
 Tensor step_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
                Tensor state, c10::optional<double> scale, const std::string& step, double erase_scale,
-               double write_scale, bool qk_l2norm, const std::string& implementation) {
+               double write_scale, bool qk_l2norm, const std::string& implementation, const OptionalTensor& erase_key) {
   const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
   if (kMeta) {
-    check_meta(kDeltaRuleStep, input_of(q, k, v, beta, g, {}, {}), false);
+    check_meta(kDeltaRuleStep, input_of(q, k, v, beta, g, {}, {}, erase_key), false);
     check_on_meta(kDeltaRuleStep, "state", state);
     if (knows_sizes(q) && knows_sizes(v) && knows_sizes(state)) {
       check_shape(kDeltaRuleStep, "state", state, {q.size(0), v.size(1), q.size(2), v.size(2)});
     }
     return at::empty(v.sizes(), v.options());
   }
-  return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, rule, implementation);
+  return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, rule, implementation,
+                         erase_key.value_or(Tensor()));
 }
 
 template <bool kMeta>
 Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
                 Tensor states, const OptionalTensor& slots, const OptionalTensor& kept, c10::optional<double> scale,
                 const std::string& step, double erase_scale, double write_scale, bool qk_l2norm,
-                const std::string& implementation) {
+                const std::string& implementation, const OptionalTensor& erase_key) {
   const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
   if (kMeta) {
-    check_meta(kDeltaRuleSteps, input_of(q, k, v, beta, g, {}, {}), true);
+    check_meta(kDeltaRuleSteps, input_of(q, k, v, beta, g, {}, {}, erase_key), true);
     check_on_meta(kDeltaRuleSteps, "states", states);
     check_on_meta(kDeltaRuleSteps, "slots", slots.value_or(Tensor()));
     check_on_meta(kDeltaRuleSteps, "kept", kept.value_or(Tensor()));
@@ -222,7 +223,7 @@ Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
     return at::empty(v.sizes(), v.options());
   }
   return delta_rule_steps(q, k, v, beta, g.value_or(Tensor()), states, slots.value_or(Tensor()),
-                          kept.value_or(Tensor()), rule, implementation);
+                          kept.value_or(Tensor()), rule, implementation, erase_key.value_or(Tensor()));
 }
 
 // The ops that a user calls: one is differentiable, the other also returns the states before every state_interval-th
@@ -351,9 +352,9 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
               ", int state_interval=32, Tensor? erase_key=None) -> (Tensor o, Tensor final_state, Tensor states)",
               user_op_with_states);
-  library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
+  library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ", Tensor? erase_key=None) -> Tensor");
   library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, Tensor? kept=None, " EFLA_RULE
-              ") -> Tensor");
+              ", Tensor? erase_key=None) -> Tensor");
   library.def(
       "delta_rule_choice(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? cu_seqlens=None, "
       "str implementation=\"auto\") -> (str name, str reason)",

@@ -33,6 +33,9 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
                              const char* axes) { check_tensor(name, argument, tensor, type, rank, axes, q.device()); };
   check_one("q", q, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
   check_one("k", in.k, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
+  if (in.erase_key.defined()) {
+    check_one("erase_key", in.erase_key, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
+  }
   check_one("v", in.v, dtype, kRank, kTokens ? "[B, T, HV, V]" : "[B, HV, V]");
   check_one("beta", in.beta, dtype, kRank - 1, kTokens ? "[B, T, HV]" : "[B, HV]");
   if (in.g.defined()) {
@@ -59,6 +62,8 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
       problem.shape = {q.size(0), kTokens ? q.size(1) : 1, q.size(-2), in.v.size(-2), q.size(-1), in.v.size(-1)};
       problem.rule = given_rule;
       problem.rule.decay = decay_of(in.g, kRank - 1);
+      problem.rule.two_keys = in.erase_key.defined();
+      problem.erase_key = view_of<const T, kRank>(in.erase_key);
       problem.q = view_of<const T, kRank>(q);
       problem.k = view_of<const T, kRank>(in.k);
       problem.v = view_of<const T, kRank>(in.v);
@@ -92,16 +97,18 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
 }  // namespace
 
 Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
-                       Tensor& state, const DeltaRule& rule, const std::string& implementation) {
+                       Tensor& state, const DeltaRule& rule, const std::string& implementation,
+                       const Tensor& erase_key) {
   RECORD_USER_SCOPE("efla::delta_rule_step");
-  return run_steps<0>(kDeltaRuleStep, {q, k, v, beta, {}, g, {}}, state, {}, {}, rule, implementation);
+  return run_steps<0>(kDeltaRuleStep, {q, k, v, beta, {}, g, {}, erase_key}, state, {}, {}, rule, implementation);
 }
 
 Tensor delta_rule_steps(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
                         Tensor& states, const Tensor& slots, const Tensor& kept, const DeltaRule& rule,
-                        const std::string& implementation) {
+                        const std::string& implementation, const Tensor& erase_key) {
   RECORD_USER_SCOPE("efla::delta_rule_steps");
-  return run_steps<1>(kDeltaRuleSteps, {q, k, v, beta, {}, g, {}}, states, slots, kept, rule, implementation);
+  return run_steps<1>(kDeltaRuleSteps, {q, k, v, beta, {}, g, {}, erase_key}, states, slots, kept, rule,
+                      implementation);
 }
 
 }  // namespace efla::autograd

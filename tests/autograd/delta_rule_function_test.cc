@@ -194,13 +194,14 @@ TEST(DeltaRuleFunction, NamesTheStepWhoseMetaTensorsDoNotFit) {
   test::expect_error(
       [&] {
         call("efla::delta_rule_step", {token(c.q), token(c.k), token(c.v), token(c.beta), c10::IValue(), few,
-                                       c10::IValue(), "exact", 1.0, 1.0, false, "auto"});
+                                       c10::IValue(), "exact", 1.0, 1.0, false, "auto", c10::IValue()});
       },
       "state", "delta_rule_step: ");
   test::expect_error(
       [&] {
-        call("efla::delta_rule_steps", {meta(c.q), meta(c.k), meta(c.v), meta(c.beta), c10::IValue(), few,
-                                        c10::IValue(), c10::IValue(), c10::IValue(), "exact", 1.0, 1.0, false, "auto"});
+        call("efla::delta_rule_steps",
+             {meta(c.q), meta(c.k), meta(c.v), meta(c.beta), c10::IValue(), few, c10::IValue(), c10::IValue(),
+              c10::IValue(), "exact", 1.0, 1.0, false, "auto", c10::IValue()});
       },
       "states", "delta_rule_steps: ");
 }

@@ -64,9 +64,9 @@ SIGNATURES = {
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
     "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0 erase_key=None",
     "delta_rule_step": "q k v beta state g=None scale=None use_qk_l2norm_in_kernel=False "
-    "| step erase_scale=1.0 write_scale=1.0",
+    "| step erase_scale=1.0 write_scale=1.0 erase_key=None",
     "delta_rule_steps": "q k v beta states slots=None g=None scale=None use_qk_l2norm_in_kernel=False "
-    "| step erase_scale=1.0 write_scale=1.0 kept=None",
+    "| step erase_scale=1.0 write_scale=1.0 kept=None erase_key=None",
 }
 
 

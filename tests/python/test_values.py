@@ -196,16 +196,21 @@ class Values(unittest.TestCase):
         for decay in (None, "scalar", "channel"):
             for state_dtype in (torch.float32, torch.bfloat16):
                 x = inputs(tokens=1, decay=decay, value_heads=4)
-                s = state(value_heads=4).to(state_dtype)
-                expected = delta_rule(**x, initial_state=s, step="exact")
-                got = efla.delta_rule_step(**{name: tensor[:, 0] for name, tensor in x.items()}, state=s, step="exact")
-                assert_close(self, got, expected[0][:, 0], what=f"{decay} o")
-                assert_close(self, s, expected[1], state_dtype, what=f"{decay} state")
+                for two_keys in (False, True):
+                    if two_keys:
+                        x["erase_key"] = 0.4 * x["k"].flip(-1) + 0.5 * x["k"]
+                    s = state(value_heads=4).to(state_dtype)
+                    expected = delta_rule(**x, initial_state=s, step="exact")
+                    got = efla.delta_rule_step(**{name: tensor[:, 0] for name, tensor in x.items()}, state=s, step="exact")
+                    assert_close(self, got, expected[0][:, 0], what=f"{decay} {two_keys} o")
+                    assert_close(self, s, expected[1], state_dtype, what=f"{decay} {two_keys} state")
 
     def test_tokens_of_a_pool_are_the_single_tokens(self):
         for decay in (None, "scalar", "channel"):
             for state_dtype in (torch.float32, torch.bfloat16):
                 x = inputs(tokens=5, decay=decay, value_heads=4)
+                if decay is not None:
+                    x["erase_key"] = 0.5 * x["k"]
                 pool, slots = state(sequences=3, value_heads=4).to(state_dtype), torch.tensor([2, 0])
                 s, untouched = pool[slots].clone(), pool[1].clone()
                 steps = [

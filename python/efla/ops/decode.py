@@ -22,6 +22,7 @@ def delta_rule_step(
     step: Step,
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
+    erase_key: Tensor | None = None,
 ) -> Tensor:
     """chunk_efla for one token of every batch entry, in place and without gradients: tensors that require them need torch.no_grad().
 
@@ -29,7 +30,7 @@ def delta_rule_step(
         q, k: [B, H, K], float32, bfloat16 or float16; v: [B, HV, V]; beta: [B, HV]; g: [B, HV], [B, HV, K] or None.
         state: [B, HV, K, V], float32 or bfloat16 (rounded at every token), overwritten with the next one.
         step: "euler" for DeltaNet, Gated DeltaNet and KDA, "exact" for EFLA, or another of chunk_efla's.
-        scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as chunk_efla.
+        erase_key: [B, H, K] or None; scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as chunk_efla.
 
     Returns:
         o [B, HV, V] in the dtype of q. Raises ValueError naming the argument.
@@ -37,9 +38,12 @@ def delta_rule_step(
     function = "delta_rule_step"
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, state=state)
     if torch.is_grad_enabled():
-        _check.check_constants(function, q=q, k=k, v=v, beta=beta, g=g, state=state)
+        _check.check_constants(function, q=q, k=k, v=v, beta=beta, g=g, state=state, erase_key=erase_key)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
+    if erase_key is not None:
+        _check.check_tensors(function, erase_key=erase_key)
+        erase_key = _check.as_floating(function, "erase_key", erase_key, q.dtype)
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
@@ -59,6 +63,7 @@ def delta_rule_step(
         write_scale,
         use_qk_l2norm_in_kernel,
         "ref" if double else "auto",
+        erase_key,
     )
     return _check.as_dtype(o, given)
 
@@ -78,6 +83,7 @@ def delta_rule_steps(
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
     kept: Tensor | None = None,
+    erase_key: Tensor | None = None,
 ) -> Tensor:
     """chunk_efla for 1 to 8 tokens of every batch entry, whose states lie in a pool; in place and without gradients, as delta_rule_step.
 
@@ -90,7 +96,7 @@ def delta_rule_steps(
             outputs. None: T. Speculative decoding can thus reject tokens without waiting for a GPU: a call takes the
             tokens accepted after the last call, which the state keeps, then new drafts. On a GPU values outside 0 to T
             are clamped.
-        step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
+        erase_key: [B, T, H, K] or None; step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
 
     Returns:
         o [B, T, HV, V] in the dtype of q, the same bits as of T calls of delta_rule_step. Raises ValueError naming the
@@ -99,12 +105,15 @@ def delta_rule_steps(
     function = "delta_rule_steps"
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, states=states)
     if torch.is_grad_enabled():
-        _check.check_constants(function, q=q, k=k, v=v, beta=beta, g=g, states=states)
+        _check.check_constants(function, q=q, k=k, v=v, beta=beta, g=g, states=states, erase_key=erase_key)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
     for name, tensor in (("slots", slots), ("kept", kept)):
         if tensor is not None:
             _check.check_tensors(function, **{name: tensor})
+    if erase_key is not None:
+        _check.check_tensors(function, erase_key=erase_key)
+        erase_key = _check.as_floating(function, "erase_key", erase_key, q.dtype)
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
@@ -126,5 +135,6 @@ def delta_rule_steps(
         write_scale,
         use_qk_l2norm_in_kernel,
         "ref" if double else "auto",
+        erase_key,
     )
     return _check.as_dtype(o, given)
