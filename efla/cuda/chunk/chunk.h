@@ -114,6 +114,10 @@ constexpr bool has_channel_gate(const ChunkProblem<E>& c) {
   return c.p.rule.decay == Decay::channel;
 }
 
+// Returns a problem, in one segment and without a workspace.
+template <class E>
+ChunkProblem<E> chunk_problem(const DeltaForward<E>& p);
+
 // Returns what the kernels do not take of a problem with divided keys, or "".
 std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule);
 

@@ -55,6 +55,23 @@ std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule)
   return is_hopper() ? "" : keys + "on GPUs other than Hopper";
 }
 
+template <class E>
+ChunkProblem<E> chunk_problem(const DeltaForward<E>& p) {
+  ChunkProblem<E> c;
+  c.p = p;
+  c.slots = chunk_slots(p.shape);
+  c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
+  c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  c.q_rows = has_aligned_rows(p.q);
+  c.k_rows = has_aligned_rows(p.k);
+  c.v_rows = has_aligned_rows(p.v);
+  c.o_rows = has_aligned_rows(p.o);
+  c.g_rows = has_channel_gate(c) && has_aligned_rows(p.g);
+  return c;
+}
+template ChunkProblem<bfloat16> chunk_problem(const DeltaForward<bfloat16>&);
+template ChunkProblem<float16> chunk_problem(const DeltaForward<float16>&);
+
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule) {
   return Parts(shape, rule).total();
 }
@@ -80,8 +97,7 @@ void chunk_fwd(const DeltaForward<E>& p, const Workspace& workspace, cudaStream_
   }
   const Parts parts(p.shape, p.rule);
   require_workspace(kOperation, workspace, parts.total());
-  ChunkProblem<E> c;
-  c.p = p;
+  ChunkProblem<E> c = chunk_problem(p);
   c.records = static_cast<ChunkRecord*>(workspace.data);
   c.scaled = static_cast<unsigned char*>(workspace.data) + parts.records;
   auto* states = c.scaled + parts.scaled;
@@ -90,18 +106,10 @@ void chunk_fwd(const DeltaForward<E>& p, const Workspace& workspace, cudaStream_
   c.segment_states = View<float, 4>::contiguous(reinterpret_cast<float*>(states),
                                                 {n, heads * (c.segments - 1), keys, p.shape.value_dim});
   c.segment_maps = states + parts.states;
-  c.slots = chunk_slots(p.shape);
-  c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
-  c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
-  c.q_rows = has_aligned_rows(p.q);
-  c.k_rows = has_aligned_rows(p.k);
-  c.v_rows = has_aligned_rows(p.v);
-  c.o_rows = has_aligned_rows(p.o);
-  c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
   if (!can_copy_all(p)) kernel = ChunkKernel::portable;
   if (divides_keys(p.shape)) kernel = ChunkKernel::sweep;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
-  const bool channel = p.rule.decay == Decay::channel, fused = kernel == ChunkKernel::fused && !channel;
+  const bool channel = has_channel_gate(c), fused = kernel == ChunkKernel::fused && !channel;
   if (channel) launch_prepare_channel(c, stream);
   if (kernel == ChunkKernel::portable) {
     if (!channel) launch_prepare(c, nullptr, stream);

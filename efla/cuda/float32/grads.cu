@@ -1,18 +1,8 @@
 // The gradients of the inputs, from S, dS', U and D of every chunk (Float32Backward), for all chunks at once. One
 // thread block per chunk and query head loops over the value heads of the query head.
 //
-// Notation of Float32Backward. Per token k̂ = n_k k, q̂ = n_q q and ŝ_i = γ_C/γ_i, and · sums over value columns or
-// keys:
-//
-//   W_ij = scale Γ_ij dO_i·U_j  for i ≥ j,    H_ij = Γ_ij D_i·U_j  for i > j
-//   dq̂ = scale γ∘(dO Sᵀ) + W k̂,    X = γ∘(D Sᵀ) + H k̂,    dk̂ = ŝ∘(U dS'ᵀ) + Wᵀ q̂ − (a∘H)ᵀ k̂ − a∘X
-//   dv = b∘D,    db_i = v_i·D_i,    da_i = −k̂_i·X_i
-//
-// The gradient of the gate g_t is the sum of all terms of the loss whose decay contains the decay of token t. Let r_i
-// be the terms in which token i reads S, w_j the terms in which S' has the write of token j, and z = γ_C S·dS':
-//
-//   M_ij = W_ij q̂_i·k̂_j − a_i H_ij k̂_i·k̂_j
-//   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
+// Notation and equations of chunk/grads/grads_portable.cu, where the L2 norm is applied to keys and queries first, so
+// that k̂ and q̂ are in shared memory.
 //
 // A warp computes 16 tokens and a part of the key channels of the gradients of keys and queries. Four warps compute W
 // and four warps H, 16 × 16 elements each.
