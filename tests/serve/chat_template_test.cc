@@ -151,6 +151,15 @@ TEST_F(JinjaTemplates, ContinueAReply) {
   EXPECT_EQ(joined(rendered.beginnings[1]), "<s><system>s<end>\n<user>a<end>\n");
 }
 
+TEST_F(JinjaTemplates, ABeginningMayLackTheUsersMessage) {
+  const auto made = make(
+      "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ raise_exception('no user') "
+      "}}{% endif %}"
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
+  const Chat chat{.messages = {{"system", "s", true}, {"user", "a"}}};
+  EXPECT_EQ(made->render(chat).beginnings, std::vector<ChatText>{{"<system>s<user>"}});
+}
+
 TEST_F(JinjaTemplates, AreBoundedInTimeMemoryAndLength) {
   WorkerLimits limits;
   limits.time = 300ms;
@@ -238,6 +247,9 @@ TEST_F(JinjaTemplates, AreFoundInAModelsFolder) {
   test::write_text(folder / "chat_template.jinja", "{% for %}");
   test::expect_bad_content([&] { make_jinja_template(*find_jinja_template(folder.path()), {}); }, -1,
                            "not a chat template: line 1: ");
+  test::write_text(folder / "chat_template.jinja", "{{ 'a' * 1000000000 }}{% set b = 'a' * 1000000000 %}");
+  test::expect_bad_content([&] { make_jinja_template(*find_jinja_template(folder.path()), {}); }, -1,
+                           "not a chat template: MemoryError");
   std::filesystem::remove(folder / "chat_template.jinja");
   test::write_text(folder / "tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "d"}]})");
   test::expect_bad_content([&] { find_jinja_template(folder.path()); }, -1, "of which one has the name \"default\"");

@@ -130,8 +130,10 @@ class JinjaTemplate : public ChatTemplate {
   nlohmann::json start() {
     try {
       return io::parse_json(io::as_bytes(workers_.start()), source_.file);
-    } catch (const TemplateError&) {
+    } catch (const NoPython&) {
       throw NoJinja();
+    } catch (const TemplateError& error) {
+      io::fail_in(source_.file, "not a chat template: " + error.message);
     }
   }
 

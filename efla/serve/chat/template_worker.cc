@@ -14,8 +14,6 @@
 #include <cstring>
 #include <utility>
 
-#include "efla/serve/chat/chat_template.h"
-
 namespace efla::serve {
 namespace {
 
@@ -94,7 +92,7 @@ TemplateWorker::TemplateWorker(std::string_view setup, const WorkerLimits& limit
   process_ = start_python(sockets[1]);
   close(sockets[1]);
   try {
-    if (process_ < 0) throw TemplateError(kServerError, "python3 does not start, which renders chat templates");
+    if (process_ < 0) throw NoPython();
     reply_ = ask(setup);
   } catch (...) {
     end();
@@ -132,9 +130,9 @@ bool TemplateWorker::receive_all(std::span<char> into, Deadline deadline) const 
 
 std::string TemplateWorker::ask(std::string_view request) {
   if (request.size() > UINT32_MAX) throw TemplateError(413, "the chat is too long for its template");
-  constexpr int kBytesPerTime = 4 << 20;  // as in template_worker.py
+  constexpr int kBytesPerTime = 1 << 20, kWallTimes = 10;  // the first as in template_worker.py
   const auto times = 1 + static_cast<int>(request.size() / kBytesPerTime);
-  const auto deadline = std::chrono::steady_clock::now() + times * limits_.wall_time;
+  const auto deadline = std::chrono::steady_clock::now() + limits_.wall_time + kWallTimes * times * limits_.time;
   std::array<char, kSizeBytes> head;
   if (send_all(size_bytes(request.size()), deadline) && send_all(request, deadline) && receive_all(head, deadline)) {
     std::string reply(size_of(head), '\0');

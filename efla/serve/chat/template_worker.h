@@ -12,20 +12,26 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/serve/chat/chat_template.h"
+
 namespace efla::serve {
 
-// A request of n bytes has 1 + n / 4 Mi times these times.
 struct WorkerLimits {
-  std::chrono::milliseconds time{1'000};        // of a processor, to render one request
-  std::chrono::milliseconds wall_time{20'000};  // for the reply to a request, and for the start
+  std::chrono::milliseconds time{200};          // of a processor per request, and once more per MiB of the request
+  std::chrono::milliseconds wall_time{10'000};  // for the start, and for a reply beyond ten times `time`
   std::size_t memory = std::size_t{1} << 30;    // bytes of addresses
+};
+
+// Python does not start.
+struct NoPython : TemplateError {
+  NoPython() : TemplateError(500, "python3 does not start, which renders chat templates") {}
 };
 
 // A process, and the socket to it. The process ends with its object, and with the server's own process, because it
 // reads from the socket or is bounded in time. It inherits no other descriptor.
 class TemplateWorker {
  public:
-  // Starts a process and waits for its reply to `setup`, which reply() returns. Throws TemplateError with status 500.
+  // Starts a process and waits for its reply to `setup`, which reply() returns. Throws NoPython, and what ask() throws.
   TemplateWorker(std::string_view setup, const WorkerLimits& limits);
   ~TemplateWorker();
   TemplateWorker(const TemplateWorker&) = delete;

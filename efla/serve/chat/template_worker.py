@@ -13,7 +13,7 @@ import struct
 import sys
 
 
-BYTES_PER_TIME = 4 << 20  # a request has the limit of time once, and once more for each of these parts of its bytes
+BYTES_PER_TIME = 1 << 20  # a request has the limit of time once, and once more for each of these parts of its bytes
 
 
 def read_message():
@@ -169,6 +169,8 @@ class Worker:
                 self.templates[name] = environment.from_string(source)
             except jinja2.exceptions.TemplateSyntaxError as error:
                 raise Refused(f"line {error.lineno}: {error.message}") from error
+            except Exception as error:  # where jinja2 computes a constant
+                raise Refused(f"{type(error).__name__}: {error}") from error
         self.variables, self.special = setup["variables"], setup["special"]
         self.seconds = setup["seconds"]
 
@@ -197,20 +199,27 @@ class Worker:
         """Returns the pieces of the whole text, and the pieces of each beginning that the request wants, or None."""
         marks = Marks(request["context"], self.special)
         context, longest = self.context(request, marks), request["longest"]
-        messages = context["messages"]
         if request["continue_final"]:
             text = self.final_continued(context, longest, marks)
         else:
             text = self.render(context, longest)
         texts = [marks.split(text)]
         for count in request["beginnings"]:
-            beginning = {**context, "messages": messages[:count], "add_generation_prompt": False}
-            try:
-                part = self.render(beginning, longest)
-                texts.append(marks.split(part) if text.startswith(part) else None)
-            except Refused:  # a template may refuse a chat that ends here
-                texts.append(None)
+            part = self.beginning(context, count, longest, marks)
+            texts.append(marks.split(part) if part is not None and text.startswith(part) else None)
         return {"texts": texts}
+
+    def beginning(self, context, count, longest, marks):
+        """Returns the text of the first messages, or None. A template that wants a user's message gets one behind them."""
+        beginning = {**context, "messages": context["messages"][:count], "add_generation_prompt": False}
+        try:
+            return self.render(beginning, longest)
+        except Refused:
+            beginning["messages"].append({"role": "user", "content": marks.probe})
+        try:
+            return self.render(beginning, longest).split(marks.probe)[0]
+        except Refused:
+            return None
 
     def context(self, request, marks):
         return {"tools": None, "documents": None, **self.variables, **marks.put(request["context"])}
