@@ -1,6 +1,8 @@
 // What the readers of models of families take and refuse: configurations and tensors.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <span>
@@ -255,6 +257,33 @@ TEST(FamilyWeights, AHeadInTheFolderCountsAlsoIfTheModelIsTied) {
   EXPECT_EQ(logits_of(folder.load()), tied);
   folder.config["tie_word_embeddings"] = false;
   folder.refuse("has no tensor model.embed_tokens.weight");
+}
+
+// Returns how many kB of the mapped weights of a folder are in this process's memory.
+std::int64_t resident_kilobytes(const std::filesystem::path& folder) {
+  std::ifstream maps("/proc/self/smaps");
+  bool within = false;
+  std::int64_t total = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(' ')) within = line.ends_with((folder / "model.safetensors").string());
+    if (within && line.starts_with("Rss:")) total += std::stoll(line.substr(4));
+  }
+  return total;
+}
+
+TEST(FamilyWeights, LeaveTheMemoryWhenTheyAreCopiedToAnotherType) {
+  ChangedFolder folder;
+  folder.config.update({{"hidden_size", 256}, {"intermediate_size", 2048}});
+  folder.tensors = random_family_tensors(folder.config, "model.", 1);
+  folder.load();  // writes the folder
+  const auto resident = [&](WeightType weights) {
+    const FamilyModel model(folder.folder.path(), weights);
+    return resident_kilobytes(folder.folder.path());
+  };
+  const auto whole = resident(WeightType::float32);
+  EXPECT_GT(whole, 12'000);
+  EXPECT_LT(resident(WeightType::int8), whole / 4);
+  EXPECT_LT(resident(WeightType::bfloat16), whole / 4);  // float32 in the folder
 }
 
 }  // namespace

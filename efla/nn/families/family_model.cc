@@ -1,7 +1,12 @@
 #include "efla/nn/families/family_model.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <utility>
 
 #include "efla/ops/layers/glu.h"
@@ -25,6 +30,28 @@ DecayRates decay_rates(Vector dt_bias, const Vector& a_log) {
   return rates;
 }
 
+// Lets the system take the memory of a matrix that is not read again. Pages of a file come back if they are.
+void release(const StoredMatrix& matrix) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = matrix.narrow ? std::bit_cast<std::uintptr_t>(matrix.narrow.data)
+                                   : std::bit_cast<std::uintptr_t>(matrix.wide.data);
+  const auto bytes = matrix.narrow ? matrix.narrow.size() * std::int64_t{sizeof(bfloat16)}
+                                   : matrix.wide.size() * std::int64_t{sizeof(float)};
+  const auto begin = (first + page - 1) / page * page;
+  const auto end = (first + static_cast<std::uintptr_t>(bytes)) / page * page;
+  if (begin < end) ::madvise(std::bit_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// Packs matrices, and releases the ones that are copied to another type.
+PackedWeight packed(std::span<const StoredMatrix> matrices, WeightType type) {
+  PackedWeight weight(matrices, type);
+  for (const auto& matrix : matrices) {
+    const bool copied = type == WeightType::int8 || (type == WeightType::bfloat16 && !matrix.narrow);
+    if (copied && !matrix.keep) release(matrix);
+  }
+  return weight;
+}
+
 }  // namespace
 
 FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights, KeyValueType kv_cache_type)
@@ -36,11 +63,11 @@ FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights
   norm_ = tensors_.norm();
   const StoredMatrix embeddings = tensors_.embeddings();
   if (config_.tied) {
-    head_ = PackedWeight(std::span(&embeddings, 1), weights);
+    head_ = packed(std::span(&embeddings, 1), weights);
   } else {
     embeddings_ = PackedWeight(std::span(&embeddings, 1), WeightType::float32);
     const StoredMatrix head = tensors_.head();
-    head_ = PackedWeight(std::span(&head, 1), weights);
+    head_ = packed(std::span(&head, 1), weights);
   }
   for (std::int64_t i = 0; i < config_.layers(); ++i) add_layer(tensors_.layer(i, mixers_.plan()), weights);
   skipped_ = tensors_.check_all_read();
@@ -55,13 +82,12 @@ void FamilyModel::add_layer(const LayerTensors& from, WeightType weights) {
   layer.after_mixer = from.after_mixer;
   layer.before_mlp = from.before_mlp;
   layer.after_mlp = from.after_mlp;
-  layer.gate_up = PackedWeight(from.gate_up, weights);
-  layer.down = PackedWeight(std::span(&from.down, 1), weights);
+  layer.gate_up = packed(from.gate_up, weights);
+  layer.down = packed(std::span(&from.down, 1), weights);
   layers_.push_back(std::move(layer));
   if (from.attends) {
     const AttentionTensors& own = from.attention;
-    attention_.add(
-        {own.q_norm, own.k_norm, PackedWeight(own.in, weights), PackedWeight(std::span(&own.out, 1), weights)});
+    attention_.add({own.q_norm, own.k_norm, packed(own.in, weights), packed(std::span(&own.out, 1), weights)});
     return;
   }
   const MixerTensors& own = from.mixer;
@@ -73,8 +99,8 @@ void FamilyModel::add_layer(const LayerTensors& from, WeightType weights) {
   mixer.beta_factor.assign(static_cast<std::size_t>(config.value_heads), static_cast<float>(config.beta_scale));
   mixer.rate = decay.rate;
   mixer.dt_bias = decay.bias;
-  mixer.in = PackedWeight(own.in, weights);
-  mixer.o_proj = PackedWeight(std::span(&own.out, 1), weights);
+  mixer.in = packed(own.in, weights);
+  mixer.o_proj = packed(std::span(&own.out, 1), weights);
   mixers_.add(std::move(mixer));
 }
 
