@@ -23,15 +23,17 @@ namespace {
 constexpr std::int64_t kVocabSize = 8, kPageTokens = 64;
 constexpr std::size_t kPageBytes = 1 << 16;  // so that a save takes a while
 
-std::unique_ptr<SessionStore> store_in(const std::filesystem::path& folder) {
+std::unique_ptr<SessionStore> make_store(const StoreOptions& options) {
   const auto layout = [](std::int64_t tokens) {
     return StateLayout{.parts = {{"constant", {1}, 0, 1}}, .pages = tokens / kPageTokens, .page_bytes = kPageBytes};
   };
-  auto store = std::make_unique<SessionStore>(StoreOptions{.sessions = folder},
-                                              SessionFormat({"model", "float32", kVocabSize, kVocabSize}, layout));
+  auto store =
+      std::make_unique<SessionStore>(options, SessionFormat({"model", "float32", kVocabSize, kVocabSize}, layout));
   store->load_files();
   return store;
 }
+
+std::unique_ptr<SessionStore> store_in(const std::filesystem::path& folder) { return make_store({.sessions = folder}); }
 
 float first_number(const nn::Page& page) {
   float number = 0.0F;
@@ -39,15 +41,21 @@ float first_number(const nn::Page& page) {
   return number;
 }
 
-// Returns the state of the session "book"; of an empty text if there is none.
-nn::TextState book(const SessionStore& store) {
-  if (!store.contains("book")) return {0, std::make_shared<std::vector<float>>(1)};
-  return store.peek("book")->state->get();
+void expect_numbers(const nn::TextState& state) {
+  for (std::size_t i = 0; i < state.pages.size(); ++i) {
+    EXPECT_EQ(first_number(state.pages[i]), static_cast<float>(i));
+  }
 }
 
-// Stores "book" with one page more, which has its own number. Calls `then` as the store does.
-void grow(SessionStore& store, std::function<void(const std::string&)> then) {
-  auto state = book(store);
+// Returns the state of a session; of an empty text if there is none.
+nn::TextState state_of(const SessionStore& store, const std::string& name) {
+  if (!store.contains(name)) return {0, std::make_shared<std::vector<float>>(1)};
+  return store.peek(name)->state->get();
+}
+
+// Stores a session with one page more, which has its own number. Calls `then` as the store does.
+void grow(SessionStore& store, const std::string& name, std::function<void(const std::string&)> then) {
+  auto state = state_of(store, name);
   const auto number = static_cast<float>(state.pages.size());
   auto page = std::make_shared<nn::PageBytes>(kPageBytes);
   std::memcpy(page->data(), &number, sizeof(number));
@@ -57,7 +65,7 @@ void grow(SessionStore& store, std::function<void(const std::string&)> then) {
   text->state = store.stored(state);
   text->record.counters[2] = static_cast<std::uint64_t>(state.tokens);
   text->record.seen.resize(kVocabSize / 8);
-  store.store(store.reserve("book", kPageBytes), text, false, std::move(then));
+  store.store(store.reserve(name, kPageBytes), text, false, std::move(then));
 }
 
 TEST(KilledStore, KeepsEveryPageThatItConfirmed) {
@@ -74,7 +82,7 @@ TEST(KilledStore, KeepsEveryPageThatItConfirmed) {
       const auto store = store_in(sessions);
       for (;;) {
         std::promise<std::string> error;
-        grow(*store, [&](const std::string& what) { error.set_value(what); });
+        grow(*store, "book", [&](const std::string& what) { error.set_value(what); });
         if (!error.get_future().get().empty() || write(ends[1], "+", 1) != 1) _exit(1);
       }
     }
@@ -89,12 +97,10 @@ TEST(KilledStore, KeepsEveryPageThatItConfirmed) {
     close(ends[0]);
 
     const auto store = store_in(sessions);
-    const auto state = book(*store);
+    const auto state = state_of(*store, "book");
     ASSERT_GE(state.pages.size(), confirmed);
     ASSERT_LE(state.pages.size(), confirmed + 1);
-    for (std::size_t i = 0; i < state.pages.size(); ++i) {
-      EXPECT_EQ(first_number(state.pages[i]), static_cast<float>(i));
-    }
+    expect_numbers(state);
     EXPECT_TRUE(store->files()->all_set_aside().empty());
     confirmed = state.pages.size();
   }
@@ -103,9 +109,37 @@ TEST(KilledStore, KeepsEveryPageThatItConfirmed) {
 TEST(EndingStore, ALastTextIsInAFile) {
   const test::TempFolder folder;
   bool ended = false;
-  grow(*store_in(folder / "sessions"), [&](const std::string& error) { ended = error.empty(); });
+  grow(*store_in(folder / "sessions"), "book", [&](const std::string& error) { ended = error.empty(); });
   EXPECT_TRUE(ended);
-  EXPECT_EQ(book(*store_in(folder / "sessions")).pages.size(), 1U);
+  EXPECT_EQ(state_of(*store_in(folder / "sessions"), "book").pages.size(), 1U);
+}
+
+// Each thread grows its own text from the same first pages, and reads the others', while most pages are in files.
+TEST(SharedPages, MoveToFilesWhileOtherThreadsReadThem) {
+  constexpr int kThreads = 3, kTurns = 20;
+  constexpr std::size_t kMemory = 6 * kPageBytes;
+  const test::TempFolder swap;
+  const auto store = make_store({.memory = kMemory, .swap = swap.path()});
+  for (int i = 0; i < 4; ++i) grow(*store, "base", [](const std::string&) {});
+  for (int i = 0; i < kThreads; ++i) store->fork("base", "t" + std::to_string(i));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&store, i] {
+      for (int turn = 0; turn < kTurns; ++turn) {
+        grow(*store, "t" + std::to_string(i), [](const std::string&) {});
+        expect_numbers(state_of(*store, "t" + std::to_string((i + turn) % kThreads)));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (int i = 0; i < kThreads; ++i) {
+    const auto state = state_of(*store, "t" + std::to_string(i));
+    EXPECT_EQ(state.pages.size(), 4U + kTurns);
+    expect_numbers(state);
+  }
+  EXPECT_LE(store->bytes().memory, kMemory);
+  EXPECT_EQ(store->bytes().moving, 0U);
+  EXPECT_EQ(store->bytes().memory / kPageBytes + store->bytes().files / kPageBytes, 4U + kThreads * kTurns);
 }
 
 }  // namespace
