@@ -28,7 +28,6 @@ struct GpuFamilyModel::Layer {
 
 // The runs of a call, with what all layers need of them on the device.
 struct GpuFamilyModel::Prompts {
-  // width: taps of the convolution.
   Prompts(std::span<const TextRun> runs, const FamilyConfig& config, torch::Device device);
 
   std::span<const TextRun> runs;
