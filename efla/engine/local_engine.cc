@@ -63,10 +63,12 @@ EngineInfo info_of(const EngineModel& model, std::string sha256, std::int64_t pa
 
 Schedule::Limits limits_of(const EngineOptions& options, const Capabilities& model) {
   constexpr std::int64_t kStepTokens = 512, kStepTokensOnGpu = 8192;  // a GPU needs more to be busy
+  constexpr std::int64_t kLeastOnGpu = 512;                           // a GPU takes about as long for fewer
   const std::int64_t usual = model.in_process ? kStepTokens : kStepTokensOnGpu;
   return {.step_tokens = options.step_tokens > 0 ? options.step_tokens : usual,
           .step_time = options.step_time,
           .cut_tokens = model.cut_tokens,
+          .least_tokens = model.in_process ? model.cut_tokens : kLeastOnGpu,
           .draft_tokens = std::min(options.draft_tokens, model.most_drafted),
           .most_drafting = model.most_drafting,
           .most_decoded = nn::kMostDecoded};

@@ -20,10 +20,11 @@ std::size_t Schedule::next(std::span<const Waiting> waiting, const std::map<std:
 
 // Returns how many ids of prompts the next step takes.
 std::int64_t Schedule::step_tokens() const {
-  const std::int64_t cut = limits_.cut_tokens;
-  if (per_token_.count() == 0) return cut;
-  const auto fit = std::min(static_cast<double>(limits_.step_tokens), limits_.step_time / per_token_);
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(fit) / cut) * cut;
+  const std::int64_t cut = limits_.cut_tokens, most = limits_.step_tokens;
+  const double fit = per_token_.count() == 0 ? 0.0 : limits_.step_time / per_token_;
+  const auto tokens = std::max(fit < static_cast<double>(most) ? static_cast<std::int64_t>(fit) : most,
+                               std::min(limits_.least_tokens, most));
+  return std::max<std::int64_t>(1, tokens / cut) * cut;
 }
 
 bool Schedule::is_done(const Prompt& prompt) const {
@@ -52,13 +53,14 @@ void Schedule::distribute(std::vector<Prompt>& prompts) {
 }
 
 // A step of few tokens takes longer per token than a step of many, because both read every weight. So a step of few
-// tokens gives only an upper bound.
+// tokens gives only an upper bound. An upper bound holds at once, because a slow step may be an exception, as the first
+// one on a GPU, which loads the kernels.
 void Schedule::learn(std::int64_t tokens, std::chrono::duration<double> time) {
   constexpr double kNew = 0.25;
   const auto now = time / static_cast<double>(tokens);
   if (per_token_.count() == 0) {
     per_token_ = now;
-  } else if (tokens >= limits_.cut_tokens) {
+  } else if (now > per_token_ && tokens >= limits_.cut_tokens) {
     per_token_ = kNew * now + (1 - kNew) * per_token_;
   } else {
     per_token_ = std::min(per_token_, now);

@@ -82,6 +82,25 @@ TEST(ScheduleDecisions, AStepTakesAsManyTokensAsFitItsTime) {
   EXPECT_EQ(tokens_of(known, {prompt_of(kAnna, 1, 1000)}), (Tokens{64}));
 }
 
+TEST(ScheduleDecisions, ASlowStepIsForgottenAtAFastOne) {
+  Schedule schedule({.step_tokens = 8192, .step_time = duration<double>(0.05)});
+  const auto read = [&] { return tokens_of(schedule, {prompt_of(kAnna, 1, 100000)}); };
+  schedule.learn(64, duration<double>(1.0));
+  EXPECT_EQ(read(), (Tokens{64}));
+  schedule.learn(64, duration<double>(0.0064));  // 500 tokens in 0.05 s
+  EXPECT_EQ(read(), (Tokens{448}));
+  schedule.learn(448, duration<double>(0.002));
+  EXPECT_EQ(read(), (Tokens{8192}));
+}
+
+TEST(ScheduleDecisions, AStepTakesTheLeastTokensWhateverTheirTime) {
+  Schedule schedule({.step_tokens = 8192, .least_tokens = 512});
+  const auto read = [&] { return tokens_of(schedule, {prompt_of(kAnna, 1, 100000)}); };
+  EXPECT_EQ(read(), (Tokens{512}));
+  schedule.learn(512, duration<double>(10.0));
+  EXPECT_EQ(read(), (Tokens{512}));
+}
+
 TEST(ScheduleDecisions, OnlyStepsOfFewTextsHaveDrafts) {
   const Schedule schedule({.draft_tokens = 5, .most_drafting = 3, .most_decoded = 8});
   EXPECT_EQ(schedule.most_drafted(1), 5);
