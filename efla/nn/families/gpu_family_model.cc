@@ -150,6 +150,17 @@ void GpuFamilyModel::make_slots(std::int64_t slots) {
   }
   pages_.make_slots(slots);
   arrivals_ = torch::zeros({slots * config_.key_value_heads}, options.dtype(torch::kInt));
+  load_kernels();
+}
+
+// Computes a prompt and a decoded token, because a GPU loads each kernel at its first launch, which takes long.
+void GpuFamilyModel::load_kernels() {
+  const TextRun run{.tokens = kCutTokens};
+  const Tensor ids = torch::zeros({kCutTokens}, torch::TensorOptions(torch::kLong).device(device_));
+  logits(read(ids, std::span(&run, 1)).narrow(0, 0, 1));
+  const Entry entry{0, kCutTokens};
+  step(ids.narrow(0, 0, 1), std::span(&entry, 1));
+  clear(0);
 }
 
 void GpuFamilyModel::clear(std::int64_t slot) {

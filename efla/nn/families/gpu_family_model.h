@@ -77,6 +77,7 @@ class GpuFamilyModel {
   torch::Tensor packed(std::span<const StoredMatrix> parts) const;
   Layer packed_layer(const LayerTensors& from) const;
 
+  void load_kernels();
   std::vector<torch::Tensor> held() const;
   torch::Tensor decode(const torch::Tensor& ids, const torch::Tensor& entries) const;
   torch::Tensor mix_step(const Layer& layer, const torch::Tensor& x, const torch::Tensor& slots) const;

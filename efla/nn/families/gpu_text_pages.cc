@@ -21,7 +21,7 @@ GpuTextPages::GpuTextPages(const AttentionShape& shape, std::int64_t layers, tor
     : shape_(shape), layers_(layers), type_(type), outside_(outside), device_(device) {}
 
 void GpuTextPages::make_slots(std::int64_t slots) {
-  texts_.resize(static_cast<std::size_t>(slots));
+  texts_.assign(static_cast<std::size_t>(slots), Text());
   changed_.assign(texts_.size(), false);
   addresses_ = torch::zeros({slots, kFirstPages}, torch::TensorOptions(torch::kLong).device(device_));
 }
