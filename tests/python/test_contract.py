@@ -197,6 +197,21 @@ class Mistakes(unittest.TestCase):
         message = "a: got shape [2, 11, 2, 12], expected [B, T, H, K] = [2, 12, 2, 12]"
         self.refuses(message, efla.chunk_rwkv7, **{**keys, "a": x["k"][:, 1:]}, v=x["v"])
 
+    def test_erase_keys(self):
+        x = inputs(decay="scalar")
+        k = x["k"]
+        for bad, message in (
+            (k[..., :5], "erase_key: got shape [2, 70, 2, 5], expected shape [2, 70, 2, 12]"),
+            (k[0], "erase_key: got shape [70, 2, 12], expected shape [B, T, H, K]"),
+            (k.int(), "erase_key: got dtype torch.int32, expected a floating-point dtype"),
+            (1.0, "erase_key: got float, expected a tensor"),
+        ):
+            self.refuses(message, efla.chunk_efla, **x, erase_key=bad)
+        self.refuses("v: got NoneType, expected a tensor", efla.chunk_comba, x["q"], k, None, k, x["g"])
+        self.refuses("p: got NoneType, expected a tensor [B, T, H, K]", efla.chunk_comba, x["q"], k, x["v"], None, x["g"])
+        message = "b: got shape [2, 70, 4, 12], expected [B, T, H, K] = [2, 70, 2, 12]"
+        self.refuses(message, efla.chunk_gdn2, x["q"], k, x["v"], -k.abs(), k.repeat(1, 1, 2, 1), x["v"])
+
     def test_tensors(self):
         x = inputs()
         f = efla.chunk_delta_rule

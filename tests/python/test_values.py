@@ -41,6 +41,17 @@ class Values(unittest.TestCase):
                 got = function(**x, initial_state=s, output_final_state=True)
                 self.check(got, delta_rule(**x, initial_state=s), dtype, f"{function.__name__} {dtype}")
 
+    def test_comba_normalises_each_key_on_its_own(self):
+        for function in (efla.chunk_comba, efla.fused_recurrent_comba):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+                x, s = inputs(decay="scalar", dtype=dtype), state()
+                erase_key = 0.7 * x["k"] + 0.05
+                got = function(**x, p=erase_key, initial_state=s, output_final_state=True, use_qk_l2norm_in_kernel=True)
+                wide = {name: y.double() for name, y in {**x, "erase_key": erase_key}.items()}
+                for name in ("q", "k", "erase_key"):
+                    wide[name] = wide[name] / (wide[name].square().sum(-1, keepdim=True) + 1e-6).sqrt()
+                self.check(got, delta_rule(**wide, initial_state=s), dtype, f"{function.__name__} {dtype}")
+
     def test_efla_and_its_family(self):
         for function in (efla.chunk_efla, efla.fused_recurrent_efla):
             for step in ("exact", "rk2", "rk4", "implicit_euler", "trapezoid", "euler"):

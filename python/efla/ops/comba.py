@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from efla._choices import Step
@@ -10,9 +11,11 @@ from efla.ops._run import delta_rule
 
 
 def _normalised(function: str, **tensors: Tensor) -> list[Tensor]:
-    """Returns each tensor divided by √(Σx² + 1e-6) of its own."""
+    """Returns each tensor divided by √(Σx² + 1e-6) of its own, computed in at least float32 and rounded once."""
     _check.check_floating(function, **tensors)
-    return [x / (x.float().square().sum(-1, keepdim=True) + 1e-6).sqrt().to(x.dtype) for x in tensors.values()]
+    wide = [x if x.dtype == torch.float64 else x.float() for x in tensors.values()]
+    quotients = [x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in wide]
+    return [quotient.to(x.dtype) for quotient, x in zip(quotients, tensors.values())]
 
 
 def _comba(
@@ -32,6 +35,7 @@ def _comba(
     implementation: str,
 ) -> tuple[Tensor, Tensor | None]:
     """Runs the operator with the erase key p and the decay g [B, T, HV]."""
+    _check.check_tensors(function, v=v)
     _check.check_rank(function, "g", g, "B T HV")
     _check.check_shape(function, "p", p, "B T H K", _check.check_axes(function, "k", k, "B T H K"))
     if use_qk_l2norm_in_kernel:
