@@ -1,6 +1,7 @@
 // The bounds by which the launchers choose kernels and divide work, one sentence each. A wrong bound costs time, never
-// correctness. Where a choice changes the order of sums, the sizes of the problem alone decide, so that the bits of
-// results do not depend on the size of the GPU.
+// correctness; only kMostWeights and kWideBands also keep blocks within the shared memory, without which a launch
+// fails. Where a choice changes the order of sums, the sizes of the problem alone decide, so that the bits of results
+// do not depend on the size of the GPU.
 #pragma once
 
 #include <cstdint>
