@@ -39,6 +39,21 @@ def delta_product(q, k, v, beta, n, g=None, initial_state=None, l2norm=False):
     return torch.stack(outputs, 1), state
 
 
+def comba(q, k, v, p, beta, g, initial_state, l2norm=False):
+    """S_t = e^g S_{t−1} + β k (v − S_{t−1}ᵀ p)ᵀ; o [B, T, HV, V] and the final state, in float64."""
+    q, k, v, p, beta, g = (x.double() for x in (q, k, v, p, beta, g))
+    if l2norm:
+        q, k, p = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k, p))
+    q, k, p = (x.repeat_interleave(v.shape[2] // k.shape[2], 2) for x in (q, k, p))
+    state, outputs = initial_state.double(), []
+    for t in range(q.shape[1]):
+        error = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, p[:, t])
+        state = state * g[:, t].exp()[..., None, None]
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t, :, None] * error)
+        outputs.append(q.shape[-1] ** -0.5 * torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    return torch.stack(outputs, 1), state
+
+
 def rwkv7(r, w, k, v, a, b, initial_state):
     """S_t = diag(e^w) S_{t−1} + b (S_{t−1}ᵀ a)ᵀ + k vᵀ; o [B, T, H, V] without a scale and the final state, in float64."""
     r, w, k, v, a, b = (x.double() for x in (r, w, k, v, a, b))

@@ -207,8 +207,10 @@ class Mistakes(unittest.TestCase):
             (1.0, "erase_key: got float, expected a tensor"),
         ):
             self.refuses(message, efla.chunk_efla, **x, erase_key=bad)
-        self.refuses("v: got NoneType, expected a tensor", efla.chunk_comba, x["q"], k, None, k, x["g"])
+        self.refuses("v: got NoneType, expected a tensor [B, T, HV, V]", efla.chunk_comba, x["q"], k, None, k, x["g"])
         self.refuses("p: got NoneType, expected a tensor [B, T, H, K]", efla.chunk_comba, x["q"], k, x["v"], None, x["g"])
+        odd = (x["v"].repeat(1, 1, 2, 1)[:, :, 1:], k, x["g"].repeat(1, 1, 2)[..., 1:])
+        self.refuses("value head count HV: got 3, expected a multiple of H = 2", efla.chunk_comba, x["q"], k, *odd)
         message = "b: got shape [2, 70, 4, 12], expected [B, T, H, K] = [2, 70, 2, 12]"
         self.refuses(message, efla.chunk_gdn2, x["q"], k, x["v"], -k.abs(), k.repeat(1, 1, 2, 1), x["v"])
 

@@ -3,7 +3,7 @@
 import unittest
 
 import torch
-from reference import delta_product, delta_rule, rwkv7
+from reference import comba, delta_product, delta_rule, rwkv7
 from support import assert_close, inputs, state
 
 import efla
@@ -117,14 +117,14 @@ class Gradients(unittest.TestCase):
         self.check(lambda **x: efla.fused_recurrent_rwkv7(**x, scale=1.0), rwkv7, x, what="fused_recurrent_rwkv7")
 
     def test_comba(self):
-        for step, l2norm in (("euler", True), ("euler", False), ("exact", False)):
-            x = {**inputs(tokens=45, decay="scalar"), "initial_state": state()}
+        for step, l2norm, group in (("euler", True, 2), ("euler", False, 1), ("exact", False, 1)):
+            x = {**inputs(tokens=45, decay="scalar", value_heads=2 * group), "initial_state": state(value_heads=2 * group)}
             x["p"] = 0.7 * x["k"] + 0.05
 
-            def reference(q, k, p, **x):
-                if l2norm:
-                    q, k, p = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k, p))
-                return delta_rule(q=q, k=k, erase_key=p, step=step, **x)
+            def reference(p, g, **x):
+                if step == "euler":
+                    return comba(p=p, g=g, l2norm=l2norm, **x)
+                return delta_rule(g=g, erase_key=p * torch.exp(-g)[..., None], step=step, **x)
 
             for function in (efla.chunk_comba, efla.fused_recurrent_comba):
                 self.check(

@@ -3,7 +3,7 @@
 import unittest
 
 import torch
-from reference import delta_rule
+from reference import comba, delta_rule
 from support import assert_close, inputs, state
 
 import efla
@@ -47,10 +47,8 @@ class Values(unittest.TestCase):
                 x, s = inputs(decay="scalar", dtype=dtype), state()
                 erase_key = 0.7 * x["k"] + 0.05
                 got = function(**x, p=erase_key, initial_state=s, output_final_state=True, use_qk_l2norm_in_kernel=True)
-                wide = {name: y.double() for name, y in {**x, "erase_key": erase_key}.items()}
-                for name in ("q", "k", "erase_key"):
-                    wide[name] = wide[name] / (wide[name].square().sum(-1, keepdim=True) + 1e-6).sqrt()
-                self.check(got, delta_rule(**wide, initial_state=s), dtype, f"{function.__name__} {dtype}")
+                expected = comba(**x, p=erase_key, initial_state=s, l2norm=True)
+                self.check(got, expected, dtype, f"{function.__name__} {dtype}")
 
     def test_efla_and_its_family(self):
         for function in (efla.chunk_efla, efla.fused_recurrent_efla):

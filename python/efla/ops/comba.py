@@ -10,12 +10,16 @@ from efla.ops import _check
 from efla.ops._run import delta_rule
 
 
-def _normalised(function: str, **tensors: Tensor) -> list[Tensor]:
-    """Returns each tensor divided by √(Σx² + 1e-6) of its own, computed in at least float32 and rounded once."""
-    _check.check_floating(function, **tensors)
-    wide = [x if x.dtype == torch.float64 else x.float() for x in tensors.values()]
+def _wide(x: Tensor) -> Tensor:
+    """Returns x in at least float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _normalised(*tensors: Tensor) -> list[Tensor]:
+    """Returns each tensor divided by √(Σx² + 1e-6) of its own, rounded once."""
+    wide = [_wide(x) for x in tensors]
     quotients = [x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in wide]
-    return [quotient.to(x.dtype) for quotient, x in zip(quotients, tensors.values())]
+    return [quotient.to(x.dtype) for quotient, x in zip(quotients, tensors)]
 
 
 def _comba(
@@ -34,12 +38,20 @@ def _comba(
     step: Step,
     implementation: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Runs the operator with the erase key p and the decay g [B, T, HV]."""
-    _check.check_tensors(function, v=v)
-    _check.check_rank(function, "g", g, "B T HV")
-    _check.check_shape(function, "p", p, "B T H K", _check.check_axes(function, "k", k, "B T H K"))
+    """Runs the operator, which reads the decayed state, with the erase key e^(−g) p of every value head and the decay g."""
+    sizes = _check.check_axes(function, "k", k, "B T H K")
+    for name, keys in (("q", q), ("p", p)):
+        _check.check_shape(function, name, keys, "B T H K", sizes)
+    sizes["HV"] = _check.check_rank(function, "v", v, "B T HV V").shape[2]
+    _check.check_shape(function, "g", g, "B T HV", sizes)
+    _check.check_floating(function, q=q, k=k, p=p, g=g)
+    if sizes["H"] == 0 or sizes["HV"] % sizes["H"] != 0:
+        raise _check.mistake(function, "value head count HV", sizes["HV"], f"a multiple of H = {sizes['H']}")
     if use_qk_l2norm_in_kernel:
-        q, k, p = _normalised(function, q=q, k=k, p=p)
+        q, k, p = _normalised(q, k, p)
+    if sizes["HV"] > sizes["H"]:  # every value head has its own decay, and so its own erase key
+        q, k, p = (x.repeat_interleave(sizes["HV"] // sizes["H"], 2) for x in (q, k, p))
+    wide_p = _wide(p)
     return delta_rule(
         function,
         q,
@@ -54,7 +66,7 @@ def _comba(
         cu_seqlens=cu_seqlens,
         step=step,
         implementation=implementation,
-        erase_key=p,
+        erase_key=wide_p * torch.exp(-g.to(wide_p.dtype)).unsqueeze(-1),
     )[:2]
 
 
@@ -74,15 +86,17 @@ def chunk_comba(
     *,
     step: Step = "euler",
 ) -> tuple[Tensor, Tensor | None]:
-    """S̃ = e^g S_{t−1}, S_t = S̃ + β k (v − S̃ᵀ p)ᵀ, o_t = scale · S_tᵀ q_t; Comba, arXiv 2506.02475.
+    """S_t = e^g S_{t−1} + β k (v − S_{t−1}ᵀ p)ᵀ, o_t = scale · S_tᵀ q_t; Comba, arXiv 2506.02475.
 
     Args:
         q, k, v, g, scale, initial_state, output_final_state, cu_seqlens: as chunk_gated_delta_rule.
-        p: [B, T, H, K], the key that erases; in the paper d · k with d between 0 and 1.
+        p: [B, T, H, K], the key that erases, in the paper d · k with d between 0 and 1. It reads the state before its decay. The
+            operator reads the decayed state with the key κ = e^(−g) p, which is rounded to the dtype of q on a CPU (float16: to
+            float32) and overflows where e^g vanishes.
         beta: [B, T, HV]; None for ones.
         use_qk_l2norm_in_kernel: divide q, k and p by √(Σx² + 1e-6) first, each by its own, as flash-linear-attention does. The d
             of p = d · k has no effect then.
-        step: "exact" for S_t = e^{−β k pᵀ} S̃ + ∫₀^β e^{−s k pᵀ} ds k vᵀ; or another one of chunk_efla.
+        step: "exact" for S_t = e^{−β k κᵀ} e^g S_{t−1} + ∫₀^β e^{−s k κᵀ} ds k vᵀ; or another one of chunk_efla.
         cu_seqlens_cpu: taken for compatibility, without effect.
 
     Returns o [B, T, HV, V] in the dtype of q, and the final state in float32 or None. Gradients flow to every floating-point tensor

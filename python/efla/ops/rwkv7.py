@@ -35,7 +35,8 @@ def _rwkv7(
     _check.check_floating(function, r=r, w=w, k=k, v=v, a=a, b=b)
     if cu_seqlens is not None:
         _check.check_cu_seqlens(function, cu_seqlens)
-    erase_key = (-a.float() * torch.exp(-w.float())).to(r.dtype) if r.dtype != torch.float64 else -a * torch.exp(-w)
+    wide = torch.float64 if r.dtype == torch.float64 else torch.float32
+    erase_key = -a.to(wide) * torch.exp(-w.to(wide))
     o, final_state, _ = delta_rule(
         function,
         at_step(r, 1, 2),
