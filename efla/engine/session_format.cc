@@ -77,10 +77,7 @@ SessionFormat::Session SessionFormat::read(std::string_view bytes, const std::st
     std::ranges::copy(tensors.at(part.name)->bytes, reinterpret_cast<std::uint8_t*>(constant.data() + part.offset));
   }
   nn::TextState state{text->state_tokens(), std::make_shared<std::vector<float>>(std::move(constant))};
-  for (std::size_t i = 0; std::cmp_less(i, layout.pages); ++i) {
-    const auto from = std::as_bytes(page(i));
-    state.pages.push_back(std::make_shared<nn::PageBytes>(from.begin(), from.end()));
-  }
+  for (std::size_t i = 0; std::cmp_less(i, layout.pages); ++i) state.pages.push_back(pages->load(page(i)));
   text->state = std::make_shared<StoredState>(state, pages);
   return {std::move(text), content.metadata.contains(kDisposable)};
 }

@@ -44,11 +44,13 @@ std::size_t bytes_of(const SessionRecord& record) {
          record.seen.size() + record.held.size();
 }
 
-// Returns the bytes of a text in memory and files, with what it shares with others.
-std::size_t bytes_of(const StoredText& text) {
+// Returns the bytes of a text in memory and files: with what it shares with others, or only what storing it adds.
+std::size_t bytes_of(const StoredText& text, bool only_added = false) {
   std::size_t bytes = text.record_bytes();
   std::unordered_set<const void*> seen;
-  text.for_each_part([&](const auto& part) { bytes += seen.insert(&part).second ? part.bytes() : 0; });
+  text.for_each_part([&](const auto& part) {
+    if (seen.insert(&part).second && !(only_added && part.is_counted())) bytes += part.bytes();
+  });
   return bytes;
 }
 
@@ -122,7 +124,7 @@ void SessionStore::load_file(const std::filesystem::path& file, std::map<std::st
     if (!fresh && !session.disposable) {
       add_fork(first->second, name);
     } else {
-      insert(reserve(name, bytes_of(*session.text)), session.text, session.disposable);
+      insert(reserve(name, bytes_of(*session.text, /*only_added=*/true)), session.text, session.disposable);
     }
   } catch (const NoRoom&) {
     if (!session.disposable) throw;
@@ -227,13 +229,13 @@ std::optional<std::string> SessionStore::file_bytes(const std::string& name) con
 
 void SessionStore::load(const std::string& name, std::string_view bytes) {
   const auto text = format_.read(bytes, "session " + name, pages_).text;
-  insert(reserve(name, bytes_of(*text)), text, /*disposable=*/false);
+  insert(reserve(name, bytes_of(*text, /*only_added=*/true)), text, /*disposable=*/false);
   if (files_ && SessionFiles::has_file(name)) files_->keep(name);
 }
 
 std::shared_ptr<const StoredText> SessionStore::read(std::string_view bytes) {
   auto text = format_.read(bytes, "session", pages_).text;
-  insert(reserve("", bytes_of(*text)), text, /*disposable=*/false);
+  insert(reserve("", bytes_of(*text, /*only_added=*/true)), text, /*disposable=*/false);
   return text;
 }
 

@@ -100,6 +100,10 @@ class Stored {
     total_ = total;
     total_->memory += bytes();
   }
+  bool is_counted() const {
+    const std::lock_guard lock(mutex_);
+    return total_ != nullptr;
+  }
 
   // Returns the values, from the file if they are there. Callers of the same time share the memory. Throws IoError.
   Memory get() const {
@@ -200,18 +204,33 @@ class StoredPages {
     pages_[page.get()] = stored;
     return page;
   }
+  // Returns a page with the bytes of a file: the one of an earlier call if it had the same bytes and is in memory.
+  nn::Page load(io::ByteView bytes) {
+    const auto content = std::as_bytes(bytes);
+    const auto checksum = io::crc32c(bytes);
+    const std::lock_guard lock(mutex_);
+    auto& known = loaded_[checksum];
+    if (auto page = known.lock(); page && std::ranges::equal(*page, content)) return page;
+    auto page = std::make_shared<const nn::PageBytes>(content.begin(), content.end());
+    known = page;
+    forget_dead();
+    return page;
+  }
 
  private:
-  // Bounds the memory of pages that are no longer stored by the memory of the others.
+  // Bounds the memory of entries whose pages are gone by the memory of the others.
   void forget_dead() {
-    if (pages_.size() < 2 * alive_) return;
-    std::erase_if(pages_, [](const auto& page) { return page.second.expired(); });
-    alive_ = std::max<std::size_t>(pages_.size(), 64);
+    if (pages_.size() + loaded_.size() < 2 * alive_) return;
+    const auto is_dead = [](const auto& entry) { return entry.second.expired(); };
+    std::erase_if(pages_, is_dead);
+    std::erase_if(loaded_, is_dead);
+    alive_ = std::max<std::size_t>(pages_.size() + loaded_.size(), 64);
   }
 
   std::mutex mutex_;
   std::unordered_map<const nn::PageBytes*, std::weak_ptr<StoredPage>> pages_;
-  std::size_t alive_ = 64;  // after the last call of forget_dead
+  std::unordered_map<std::uint32_t, std::weak_ptr<const nn::PageBytes>> loaded_;  // from files, by checksum
+  std::size_t alive_ = 64;                                                        // after the last call of forget_dead
 };
 
 // A TextState that is stored.

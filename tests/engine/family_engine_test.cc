@@ -163,6 +163,25 @@ TEST_P(FamilyEngine, ASessionSharesThePagesOfTheTextThatItContinues) {
             reply(*one, in_session(request_of("end", 9), "s5", "")));
 }
 
+// Sessions that continue one text, in an engine whose memory is for the pages that they share.
+TEST_P(FamilyEngine, SessionsShareTheirPagesAgainAfterARestart) {
+  const test::TempFolder sessions;
+  auto one = engine({.cache_memory = 0, .sessions = sessions.path()});
+  reply(*one, in_session(request_of(std::string(1000, 'x'), 3), "", "text"));
+  const std::vector<std::string> names{"a", "b", "c", "d"};
+  for (const auto& name : names) reply(*one, in_session(request_of(name, 3), "text", name));
+  std::vector<std::string> saved;
+  for (const auto& name : names) saved.push_back(one->save(name));
+  const auto bytes = one->statistics().session_bytes;
+  const auto next = one->info().session_bytes + 64 * one->info().token_bytes;  // of a state that takes another's place
+  one.reset();
+  one = engine({.session_memory = bytes + next, .cache_memory = 0, .sessions = sessions.path()});
+  EXPECT_LE(one->statistics().session_bytes, bytes);
+  for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(one->save(names[i]), saved[i]);
+  for (const auto& name : names) one->load(name, saved[0]);
+  EXPECT_LE(one->statistics().session_bytes, bytes);
+}
+
 // The session "book" grows by two pages per request until the process is killed. The file then has each reply that has
 // ended, and goes on to the text that an engine writes that was not killed.
 TEST_P(FamilyEngine, AKilledEngineKeepsEveryReplyThatHasEnded) {
