@@ -201,6 +201,14 @@ class Cuda(unittest.TestCase):
             efla.chunk_efla(**{**on_gpu(x), "beta": x["beta"]})
         with self.assertRaisesRegex(ValueError, "ref: it computes on the CPU, and the tensors are on cuda:0"):
             efla.chunk_efla(**{name: tensor.double() for name, tensor in on_gpu(x).items()})
+        x = on_gpu({**x, "erase_key": x["k"]})
+        for leaf in (x["q"], x["q"].clone().requires_grad_()):
+            for function in (efla.chunk_efla, efla.fused_recurrent_efla):
+                with self.assertRaisesRegex(ValueError, "recurrent_cuda: it does not take rules with two keys"):
+                    function(**{**x, "q": leaf})
+        token = {name: tensor[:, 0] for name, tensor in x.items()}
+        with self.assertRaisesRegex(ValueError, "recurrent_cuda: it does not take rules with two keys"):
+            efla.delta_rule_step(**token, state=state().cuda(), step="exact")
 
 
 @unittest.skipUnless(torch.cuda.device_count() >= 2, "fewer than two GPUs that this PyTorch can use")
