@@ -172,7 +172,12 @@ HWY_INLINE void load_keys(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64
     if constexpr (kTwoKeys) scale_row(s.erase_key(), factor, s.key_stride);
   }
   if (p.rule.decay != Decay::none) load_decays(p, i_b, i_h, s);
-  const float alpha = alpha_of(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.erase_key(), s.k, s.key_stride));
+  float alpha = 0.0F;  // not by alpha_of, with which the code for one key would have other instructions
+  if constexpr (kTwoKeys) {
+    alpha = two_key_alpha(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.erase_key(), s.k, s.key_stride));
+  } else {
+    alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.k, s.k, s.key_stride));
+  }
   s.erase = static_cast<float>(p.rule.step.erase_scale) * alpha;
   s.write = static_cast<float>(p.rule.step.write_scale) * alpha;
   s.q_dot_k = dot(s.q, s.k, s.key_stride);
