@@ -148,6 +148,11 @@ TEST(ReplyParser, GivesACallThatIsCutOff) {
                {"", "a", {{"get", R"({"city": "Lo)"}}}, true);
   expect_reply({.calls = ToolFormat::json}, R"({"name": "get", "parameters": {"days": 1)",
                {"", "", {{"get", R"({"days": 1)"}}}, true);
+  // The arguments have not begun.
+  for (const std::string rest : {",", ", \"argum", ", \"arguments\":"}) {
+    expect_reply({.calls = ToolFormat::hermes}, "<tool_call>{\"name\": \"get\"" + rest, {"", "", {{"get", ""}}}, true);
+  }
+  expect_reply({.calls = ToolFormat::hermes}, "<tool_call>{\"name\": \"get\",", {"", "", {{"get", "{}"}}});
 }
 
 TEST(ReplyParser, FindsCallsInJson) {
@@ -175,7 +180,8 @@ TEST(ReplyParser, LeavesWhatOnlyLooksLikeACallInTheContent) {
   }
   for (const std::string text :
        {"{\"name\": \"other\", \"arguments\": {}}", "{\"a\": 1} b", "[1, 2]", "[]", "{} {\"name\": \"now\"}", "{",
-        "{]} x", "x {", "[{\"name\": \"now\"}, 3]", "{\"name\": 3}"}) {
+        "{]} x", "x {", "[{\"name\": \"now\"}, 3]", "{\"name\": 3}", "[{\"name\": \"now\"}, {\"name\": \"other\"}]",
+        "[{\"name\": \"now\"}, {\"name\": 345}]"}) {
     expect_reply(plain, text, {"", text});
   }
 }

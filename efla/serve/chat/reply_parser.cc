@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "efla/io/json_text.h"
+#include "efla/serve/chat/json_calls.h"
 #include "efla/serve/chat/json_slices.h"
 
 namespace efla::serve {
@@ -44,12 +44,6 @@ std::string_view without_line_breaks(std::string_view text) {
   if (text.starts_with('\n')) text.remove_prefix(1);
   if (text.ends_with('\n')) text.remove_suffix(1);
   return text;
-}
-
-// Returns the text of a string in JSON; "" for what is none.
-std::string text_of(std::string_view json) {
-  const auto value = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
-  return value.is_string() ? value.get<std::string>() : std::string();
 }
 
 }  // namespace
@@ -103,7 +97,7 @@ std::vector<ReplyDelta> ReplyParser::finish(bool cut) {
       if (!cut) add_arguments(first_value_ ? "{}" : "}");
       break;
     case State::json:
-      if (!add_calls(rest_)) add_text(Kind::content, call_text_ + rest_);
+      if (!add_calls(rest_, cut)) add_text(Kind::content, call_text_ + rest_);
       break;
   }
   rest_.clear();
@@ -310,7 +304,7 @@ bool ReplyParser::read_json() {
     } else if ((c == '}' || c == ']') && --depth_ == 0) {
       const bool bare = format_.calls == ToolFormat::json;
       const auto json = std::string_view(rest_).substr(0, i + 1);
-      const bool calls = is_json(json) && add_calls(json);
+      const bool calls = is_json(json) && add_calls(json, /*cut=*/false);
       if (!calls) {
         flush_blanks(Kind::content);
         add_text(Kind::content, call_text_ + rest_.substr(0, i + 1));
@@ -323,32 +317,16 @@ bool ReplyParser::read_json() {
   return false;
 }
 
-bool ReplyParser::add_calls(std::string_view json) {
-  if (!json.starts_with('[')) return add_json_call(json);
-  const auto elements = json_elements(json);
-  return !elements.empty() && std::ranges::all_of(elements, [&](auto element) {
-    const auto name = json_member(element, "name");
-    return element.starts_with('{') && name.size() > 2;
-  }) && std::ranges::all_of(elements, [&](auto element) { return add_json_call(element); });
-}
-
-bool ReplyParser::add_json_call(std::string_view object) {
-  std::string name;
-  std::string_view arguments = "{}";
-  bool whole = true;
-  for (const auto& member : json_members(object)) {
-    if (member.name == "name" && member.whole && member.value.starts_with('"')) {
-      name = text_of(member.value);
-    } else if (member.name == "arguments" || member.name == "parameters") {
-      arguments = member.value;
-      whole = member.whole;
-    }
-  }
+bool ReplyParser::add_calls(std::string_view json, bool cut) {
+  const auto calls = calls_in_json(json, cut);
   // Any object may have a name. The tags of the other formats say that the object is a call.
-  if (name.empty() || (format_.calls == ToolFormat::json && !knows(name))) return false;
-  add_call(name);
-  const bool is_text = whole && arguments.starts_with('"');  // of JSON
-  add_arguments(is_text ? text_of(arguments) : std::string(arguments));
+  const bool known = format_.calls != ToolFormat::json ||
+                     std::ranges::all_of(calls, [&](const JsonCall& call) { return knows(call.name); });
+  if (calls.empty() || !known) return false;
+  for (const auto& call : calls) {
+    add_call(call.name);
+    add_arguments(call.arguments);
+  }
   return true;
 }
 
@@ -413,7 +391,7 @@ void ReplyParser::add_value(std::string_view json) {
 }
 
 void ReplyParser::add_arguments(std::string_view json) {
-  if (ignored_) return;
+  if (ignored_ || json.empty()) return;
   calls_.back().arguments += json;
   deltas_.push_back({Kind::arguments, std::string(json), calls_.size() - 1});
 }

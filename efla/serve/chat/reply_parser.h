@@ -100,8 +100,7 @@ class ReplyParser {
   void add_arguments(std::string_view json);
   void add_value(std::string_view json);
   // Adds the calls in a text of JSON, which may be cut off. Returns whether there are only calls in the text.
-  bool add_calls(std::string_view json);
-  bool add_json_call(std::string_view object);
+  bool add_calls(std::string_view json, bool cut);
   bool knows(std::string_view name) const;
   const std::vector<std::string>& types_of_parameter() const;
   void finish_value(bool cut);
