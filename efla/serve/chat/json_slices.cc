@@ -51,7 +51,9 @@ std::size_t json_value_size(std::string_view text) {
 }
 
 std::vector<JsonMember> json_members(std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // which parsers of JSON skip, too
   std::vector<JsonMember> members;
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   if (!skip(text, '{')) return members;
   do {
     skip_blanks(text);
