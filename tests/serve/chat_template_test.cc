@@ -188,6 +188,12 @@ TEST_F(JinjaTemplates, AreBoundedInTimeMemoryAndLength) {
     expect_refused(*made, bad, status, says);
     EXPECT_EQ(joined(made->render(good).text), "ok");
   }
+  // The reply of the process takes six times the memory of this text.
+  const auto made = with("{{ '\\x01' * n }}");
+  expect_refused(*made,
+                 {.messages = {{"user", "x"}, {"user", std::string(6 << 20, 'a')}}, .variables = R"({"n": 60000000})"},
+                 400, "memory");
+  EXPECT_EQ(joined(made->render(good).text), "ok");
 }
 
 // Returns the numbers of the processes that this one has started.
@@ -216,6 +222,10 @@ TEST_F(JinjaTemplates, OutliveTheirProcessesAndLeaveNone) {
       kill(children().back(), SIGKILL);
       EXPECT_EQ(rendered(*made, {{"user", "a"}}), "<s><user>a<end>\n<assistant>");
     }
+    kill(children().back(), SIGKILL);  // it leaves no zombie, also where no chat follows
+    const auto late = std::chrono::steady_clock::now() + 10s;
+    while (children().size() > before && std::chrono::steady_clock::now() < late) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(children().size(), before);
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
@@ -263,6 +273,7 @@ TEST(JsonSlices, KeepWhatWasWritten) {
   EXPECT_EQ(members[1].name, "ab");
   EXPECT_EQ(members[1].value, R"([ {"x": "]\"}"}, 2 ])");
   EXPECT_FALSE(members[2].whole);
+  EXPECT_EQ(json_member("\xEF\xBB\xBF{\"a\": 1}", "a"), "1");
   EXPECT_EQ(json_elements(members[1].value), (std::vector<std::string_view>{R"({"x": "]\"}"})", "2"}));
   EXPECT_TRUE(is_json_object(R"( {"a": [1]} )"));
   for (const char* other : {"", "{", "[1]", "{} {}", "{\"a\": }", "3"}) EXPECT_FALSE(is_json_object(other)) << other;

@@ -93,6 +93,7 @@ TemplateWorker::TemplateWorker(std::string_view setup, const WorkerLimits& limit
   close(sockets[1]);
   try {
     if (process_ < 0) throw NoPython();
+    ended_ = std::async(std::launch::async, [this] { return wait(); });
     reply_ = ask(setup);
   } catch (...) {
     end();
@@ -102,18 +103,26 @@ TemplateWorker::TemplateWorker(std::string_view setup, const WorkerLimits& limit
 
 TemplateWorker::~TemplateWorker() { end(); }
 
-void TemplateWorker::end() {
-  if (socket_ >= 0) close(std::exchange(socket_, -1));
-  if (process_ < 0) return;
-  kill(process_, SIGKILL);
-  while (waitpid(process_, &status_, 0) < 0 && errno == EINTR) {
+// The process stays a zombie until the lock is held, so that end() signals no other process that has its number.
+int TemplateWorker::wait() {
+  const auto id = static_cast<id_t>(process_);
+  siginfo_t ignored;
+  while (waitid(P_PID, id, &ignored, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
   }
+  const std::lock_guard lock(mutex_);
+  int status = 0;
+  waitpid(process_, &status, 0);
   process_ = -1;
+  return status;
 }
 
-bool TemplateWorker::runs() {
-  if (process_ >= 0 && waitpid(process_, &status_, WNOHANG) == process_) process_ = -1;
-  return process_ >= 0;
+void TemplateWorker::end() {
+  if (socket_ >= 0) close(std::exchange(socket_, -1));
+  {
+    const std::lock_guard lock(mutex_);
+    if (process_ >= 0) kill(process_, SIGKILL);
+  }
+  if (ended_.valid()) status_ = ended_.get();
 }
 
 bool TemplateWorker::send_all(std::string_view text, Deadline deadline) const {
@@ -143,8 +152,8 @@ std::string TemplateWorker::ask(std::string_view request) {
 
 void TemplateWorker::fail(bool late) {
   // The socket closes shortly before the process has ended: its status says why.
-  constexpr int kWaits = 100;
-  for (int i = 0; i < kWaits && !late && runs(); ++i) poll(nullptr, 0, 1);
+  constexpr std::chrono::milliseconds kLongestEnd{100};
+  if (!late) ended_.wait_for(kLongestEnd);
   end();
   if (late || (WIFSIGNALED(status_) && WTERMSIG(status_) == SIGPROF)) {
     throw TemplateError(400, "the chat template takes too long for this chat");

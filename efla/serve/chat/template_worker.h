@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -51,12 +52,15 @@ class TemplateWorker {
   bool receive_all(std::span<char> into, Deadline deadline) const;
   // Ends the process and throws TemplateError that says why there is no reply.
   [[noreturn]] void fail(bool late);
-  // Returns whether the process has not ended.
-  bool runs();
+  // Waits for the end of the process, so that no zombie stays. Returns the status.
+  int wait();
+  // Ends the process, if it has not ended.
   void end();
 
   WorkerLimits limits_;
-  pid_t process_ = -1;
+  std::mutex mutex_;
+  pid_t process_ = -1;  // guarded by the mutex while wait() runs; −1: it has ended
+  std::future<int> ended_;
   int socket_ = -1;
   int status_ = 0;  // of the process that has ended
   std::string reply_;

@@ -25,8 +25,11 @@ def read_message():
     return sys.stdin.buffer.read(size)
 
 
-def write_message(message):
-    text = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+def encoded(message):
+    return json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def write_message(text):
     sys.stdout.buffer.write(struct.pack("<I", len(text)) + text)
     sys.stdout.buffer.flush()
 
@@ -245,15 +248,16 @@ class Worker:
         return {"texts": [marks.split(parts[1])]}
 
     def answer(self, message):
+        """Returns the bytes of the reply to a request."""
         # A template that takes too long ends this process, also where the server is gone.
         signal.setitimer(signal.ITIMER_PROF, self.seconds * (1 + len(message) / BYTES_PER_TIME))
         try:
             request = json.loads(message)
-            return self.after_reply(request) if request["after_reply"] else self.chat(request)
+            return encoded(self.after_reply(request) if request["after_reply"] else self.chat(request))
         except Refused as error:
-            return {"refused": str(error)}
+            return encoded({"refused": str(error)})
         except MemoryError:
-            return {"refused": "the chat and its template need more memory than they may have"}
+            return encoded({"refused": "the chat and its template need more memory than they may have"})
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -266,10 +270,10 @@ def main():
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory"], setup["memory"]))
         worker = Worker(setup)
     except ImportError:
-        return write_message({"missing": "jinja2"})
+        return write_message(encoded({"missing": "jinja2"}))
     except Refused as error:
-        return write_message({"refused": str(error)})
-    write_message({})
+        return write_message(encoded({"refused": str(error)}))
+    write_message(encoded({}))
     while True:
         write_message(worker.answer(read_message()))
 
