@@ -32,8 +32,10 @@ bool opens_reasoning(const ChatText& text) {
 void require_variables(const Chat& chat, const ChatTemplate& chat_template) {
   const auto source = chat_template.source(!chat.tools.empty());
   const auto refuse = [](const std::string& field) {
-    throw TemplateError(400, field + ": got some, but the chat template of this server does not show them to the model",
-                        field);
+    throw TemplateError(
+        400,
+        field + ": got some, expected none, because the chat template of this server does not show them to the model",
+        field);
   };
   if (!chat.tools.empty() && source.find("tools") == std::string_view::npos) refuse("tools");
   if (!chat.documents.empty() && source.find("documents") == std::string_view::npos) refuse("documents");

@@ -75,8 +75,9 @@ class RoleTemplate : public ChatTemplate {
                           message.field);
     }
     if (!message.tool_calls.empty()) {
-      throw TemplateError(400, message.field + ": got calls of tools, which this chat template does not write",
-                          message.field);
+      throw TemplateError(
+          400, message.field + ": got calls of tools, expected none, because this chat template does not write them",
+          message.field);
     }
     const auto& [before, after] = found->second;
     text.back() += before;
