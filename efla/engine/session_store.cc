@@ -89,8 +89,8 @@ SessionStore::~SessionStore() = default;
 
 void SessionStore::load_files() {
   if (!files_) return;
-  std::map<std::string, std::string> names;  // name of the first session by the checksum of its file
-  std::vector<std::pair<std::filesystem::path, std::string>> others;  // files of other models, and whose they are
+  std::map<std::string, std::string> names;                     // name of the first session by the checksum of its file
+  std::vector<std::pair<std::filesystem::path, Error>> others;  // files that this engine does not continue
   bool any = false;
   for (const auto& file : files_->found()) {
     try {
@@ -102,14 +102,14 @@ void SessionStore::load_files() {
       if (error.kind() != IoError::Kind::content && error.path() != file) throw;  // of another file
       files_->set_aside(file, error.what());
     } catch (const Error& error) {
-      others.emplace_back(file, error.got());
+      others.emplace_back(file, error);
     }
   }
   if (!others.empty() && !any) {
-    const auto& [file, got] = others.front();
-    throw Error("engine", "sessions", file.string() + " (" + got + ")", "a session of this model");
+    const auto& [file, error] = others.front();
+    throw Error("engine", "sessions", file.string() + " (" + error.got() + ")", error.expected());
   }
-  for (const auto& [file, got] : others) files_->set_aside(file, got);
+  for (const auto& [file, error] : others) files_->set_aside(file, error.got());
   files_->remove_dropped();
 }
 

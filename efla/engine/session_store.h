@@ -42,8 +42,9 @@ class SessionStore {
   SessionStore(StoreOptions options, SessionFormat format);
   ~SessionStore();
   // Stores the session of each file in `sessions`. Drops disposable ones without room. Renames each file that is
-  // damaged or, beside files of this model, of another one (SessionFiles::set_aside). Throws Error("engine",
-  // "sessions", …) where all are of other models, because the model is probably not the intended one; NoRoom, IoError.
+  // damaged or, beside files of this model, of another one or with keys and values of another type
+  // (SessionFiles::set_aside). Throws Error("engine", "sessions", …) where all are such files, because the model or the
+  // type is probably not the intended one; NoRoom, IoError.
   void load_files();
 
   // Room for a text, and its name, until the object dies or the text is stored.

@@ -87,14 +87,19 @@ TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
 
 TEST_P(FamilyEngine, ASessionGoesOnWithItsTypeOfKeysAndValuesOnly) {
   const auto type = std::get<1>(GetParam());
-  const auto other = folder.engine({.kv_cache_type = type == "float32" ? "bfloat16" : "float32"});
-  const auto own = engine();
+  const std::string other_type = type == "float32" ? "bfloat16" : "float32";
+  const test::TempFolder sessions;
+  const auto other = folder.engine({.kv_cache_type = other_type});
+  auto own = engine({.sessions = sessions.path()});
   EXPECT_EQ(own->info().kv_cache_type, type);
   EXPECT_EQ(own->info().session_bytes, other->info().session_bytes);
   const auto narrow = std::min(own->info().token_bytes, other->info().token_bytes);
   EXPECT_EQ(own->info().token_bytes, type == "float32" ? 2 * narrow : narrow);
   reply(*own, in_session(request_of("x", 3), "", "text"));
   test::expect_error([&] { other->load("text", own->save("text")); }, "session", "keys and values in");
+  own.reset();
+  test::expect_error([&] { folder.engine({.sessions = sessions.path(), .kv_cache_type = other_type}); }, "sessions",
+                     "keys and values in " + other_type);
   test::expect_error([&] { folder.engine({.kv_cache_type = "int8"}); }, "kv_cache_type", "float32 or bfloat16");
 }
 
