@@ -145,6 +145,7 @@ TEST_F(JinjaTemplates, ContinueAReply) {
   }
   Chat last{.messages = {{"user", "a"}, {"assistant", "b "}}, .continues_last = true};
   EXPECT_EQ(joined(made->render(last).text), "<s><user>a<end>\n<assistant>b ");
+  EXPECT_EQ(joined(made->continuation(last)), "<user>a<end>\n<assistant>b ");
   last = {.messages = {{"system", "s", true}, {"user", "a", true}, {"user", "b"}}};
   const auto rendered = made->render(last);
   ASSERT_EQ(rendered.beginnings.size(), 2U);

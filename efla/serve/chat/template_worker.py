@@ -201,14 +201,11 @@ class Worker:
     def chat(self, request):
         """Returns the pieces of the whole text, and the pieces of each beginning that the request wants, or None."""
         marks = Marks(request["context"], self.special)
-        context, longest = self.context(request, marks), request["longest"]
-        if request["continue_final"]:
-            text = self.final_continued(context, longest, marks)
-        else:
-            text = self.render(context, longest)
+        context = self.context(request, marks)
+        text = self.text(request, context, marks)
         texts = [marks.split(text)]
         for count in request["beginnings"]:
-            part = self.beginning(context, count, longest, marks)
+            part = self.beginning(context, count, request["longest"], marks)
             texts.append(marks.split(part) if part is not None and text.startswith(part) else None)
         return {"texts": texts}
 
@@ -227,11 +224,13 @@ class Worker:
     def context(self, request, marks):
         return {"tools": None, "documents": None, **self.variables, **marks.put(request["context"])}
 
-    def final_continued(self, context, longest, marks):
-        """Returns the text up to the end of the last message's content."""
+    def text(self, request, context, marks):
+        """Returns the text, which ends with the last message's content where the reply continues that."""
+        if not request["continue_final"]:
+            return self.render(context, request["longest"])
         content = context["messages"][-1]["content"]
         context["messages"][-1]["content"] = content + marks.probe
-        before, probe, _ = self.render(context, longest).rpartition(marks.probe)
+        before, probe, _ = self.render(context, request["longest"]).rpartition(marks.probe)
         if not probe:
             raise Refused("the chat template does not show the last message, so that it cannot be continued")
         return before
@@ -242,7 +241,7 @@ class Worker:
         context = self.context(request, marks)
         context["messages"] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marks.probe},
                                *context["messages"]]
-        parts = self.render(context, request["longest"]).split(marks.probe)
+        parts = self.text(request, context, marks).split(marks.probe)
         if len(parts) != 2:
             raise Refused("the chat template does not show a reply as it is, so that no text behind one can be continued")
         return {"texts": [marks.split(parts[1])]}
