@@ -148,7 +148,8 @@ void ReplyParser::skip_blanks() { take(std::min(rest_.find_first_not_of(kBlanks)
 
 // Decides what the reply, or its content behind the reasoning, begins with.
 bool ReplyParser::start() {
-  const auto first = rest_.find_first_not_of(kBlanks);
+  const auto first = rest_.find_first_not_of(kBlanks, seen_);
+  seen_ = std::min(first, rest_.size());
   const bool json = format_.calls == ToolFormat::json;
   if (!format_.reasoning && !json) return change(State::content);
   if (first == std::string::npos) return false;
