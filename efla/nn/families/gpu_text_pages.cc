@@ -83,7 +83,7 @@ std::vector<Page> GpuTextPages::pages(std::int64_t slot, std::int64_t tokens) {
       all[some[n]] = page;
       if (some[n] >= full) continue;
       own[some[n]]->outside = page;
-      inside_[page.get()] = own[some[n]];
+      note(page.get(), own[some[n]]);
     }
   }
   return all;
@@ -91,17 +91,25 @@ std::vector<Page> GpuTextPages::pages(std::int64_t slot, std::int64_t tokens) {
 
 // Returns the page in the GPU's memory of one outside of slots.
 std::shared_ptr<GpuTextPages::GpuPage> GpuTextPages::inside(const Page& page) {
-  auto& known = inside_[page.get()];
-  if (auto same = known.lock(); same && same->outside.lock() == page) return same;
+  if (const auto known = inside_.find(page.get()); known != inside_.end()) {
+    if (auto same = known->second.lock(); same && same->outside.lock() == page) return same;
+  }
   const auto fresh = new_page();
   fresh->numbers.copy_(torch::from_blob(const_cast<std::byte*>(page->data()), {page_numbers()}, outside_type()));
   fresh->outside = page;
-  known = fresh;
+  note(page.get(), fresh);
   return fresh;
 }
 
-void GpuTextPages::set(std::int64_t slot, std::int64_t tokens, std::span<const Page> pages) {
+// Remembers the page in the GPU's memory of one outside of slots.
+void GpuTextPages::note(const PageBytes* outside, const std::shared_ptr<GpuPage>& page) {
+  inside_[outside] = page;
+  if (inside_.size() < most_inside_) return;
   std::erase_if(inside_, [](const auto& entry) { return entry.second.expired(); });
+  most_inside_ = std::max<std::size_t>(2 * inside_.size(), 64);
+}
+
+void GpuTextPages::set(std::int64_t slot, std::int64_t tokens, std::span<const Page> pages) {
   Text own;
   for (const auto& page : pages.first(static_cast<std::size_t>(full_pages(tokens)))) own.push_back(inside(page));
   if (own.size() < pages.size()) {

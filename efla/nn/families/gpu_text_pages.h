@@ -72,6 +72,7 @@ class GpuTextPages {
   std::int64_t full_pages(std::int64_t tokens) const { return layers_ == 0 ? 0 : tokens / shape_.page_tokens; }
   std::shared_ptr<GpuPage> new_page() const;
   std::shared_ptr<GpuPage> inside(const Page& page);
+  void note(const PageBytes* outside, const std::shared_ptr<GpuPage>& page);
   torch::Tensor cut(const torch::Tensor& page, std::int64_t tokens) const;
   void change(std::int64_t slot) { changed_[static_cast<std::size_t>(slot)] = true; }
 
@@ -82,8 +83,9 @@ class GpuTextPages {
   torch::Device device_;
   std::vector<Text> texts_;
   std::unordered_map<const PageBytes*, std::weak_ptr<GpuPage>> inside_;  // of pages outside of slots
-  torch::Tensor addresses_;                                              // [slots, M]
-  std::vector<bool> changed_;  // texts whose pages have changed since addresses_ was written
+  std::size_t most_inside_ = 64;  // entries of inside_ with which the ones of pages that are gone are erased
+  torch::Tensor addresses_;       // [slots, M]
+  std::vector<bool> changed_;     // texts whose pages have changed since addresses_ was written
 };
 
 }  // namespace efla::nn
