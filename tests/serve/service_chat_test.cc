@@ -60,6 +60,8 @@ TEST_F(ServiceChatTest, AResponseContinuesItsModelsTemplate) {
   if (!start_with(kChatml, "Hello$")) GTEST_SKIP() << "python3 or jinja2 is missing";
   const auto first = post("/v1/responses", {{"input", "Hi"}, {"seed", 0}});
   EXPECT_EQ(first["output"][0]["content"][0]["text"], "Hello");
+  const json system{{"role", "system"}, {"content", "s"}};
+  EXPECT_EQ(post("/v1/responses", {{"input", {system, user("a")}}})["instructions"], nullptr);
   post("/v1/responses", {{"input", "Ho"}, {"previous_response_id", first["id"]}, {"seed", 0}});
   EXPECT_EQ(prompt(), "<|im_start|>user\nHo<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(engine_->last().end_turn, "<|im_end|>\n");

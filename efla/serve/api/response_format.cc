@@ -14,7 +14,7 @@ JsonText or_null(const std::string& text) { return text.empty() ? JsonText() : J
 ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
     : head_(std::move(head)), id_(head_.id.substr(head_.id.find('_') + 1)) {
   const auto& messages = request.chat.messages;
-  const bool instructed = !messages.empty() && messages.front().role == "system";
+  const bool instructed = !messages.empty() && messages.front().field == "instructions";
   const bool tools = !request.response_tools.empty();
   options_ = {{"instructions", instructed ? JsonText(messages.front().content) : JsonText()},
               {"max_output_tokens", request.max_tokens ? JsonText(*request.max_tokens) : JsonText()},
