@@ -51,16 +51,16 @@ bool matches(std::string_view pattern, const std::vector<std::string>& parts, st
   return pattern.empty();
 }
 
-// Returns the bytes of a chat, and of the text that its template makes of them.
+// Returns the bytes of a chat, and of the texts that its template makes of them: the whole one and its beginnings.
 std::size_t bytes_of(const Chat& chat) {
-  constexpr std::size_t kTexts = 2;
-  std::size_t bytes = 0, texts = chat.tools.size() + chat.documents.size() + chat.variables.size();
+  std::size_t copies = 2, bytes = 0, texts = chat.tools.size() + chat.documents.size() + chat.variables.size();
   for (const auto& message : chat.messages) {
+    copies += message.cached ? 1 : 0;
     bytes += sizeof(message) + message.tool_calls.size() * sizeof(ToolCall);
     texts += message.content.size() + message.reasoning.size() + message.name.size() + message.tool_call_id.size();
     for (const auto& call : message.tool_calls) texts += call.id.size() + call.name.size() + call.arguments.size();
   }
-  return bytes + kTexts * texts;
+  return bytes + copies * texts;
 }
 
 // Returns the bytes of a request: its texts and ids, and what each of its replies needs in order to find the stop
