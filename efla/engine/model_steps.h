@@ -51,7 +51,7 @@ class StepModel : public EngineModel {
   void begin_step(const torch::Tensor& ids);
   torch::Tensor logits_of(std::span<const std::int64_t> rows) const;
 
-  nn::StepOutput step_;   // of the last decode step, in the order of its rows
+  nn::StepOutput step_;           // of the last decode step, in the order of its rows
   std::vector<Decoded> decoded_;  // in the last advance
   bool begun_ = false;            // whether draw has begun the step
   torch::Tensor hidden_;          // [ids of the last advance's prompts, D]

@@ -20,7 +20,8 @@
 #include "efla/rule/problem.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 
 // The place of a chunk: batch entry, value head, its query head, first token, number of tokens (at most kChunk).
 struct ChunkPlace {
@@ -501,7 +502,8 @@ HWY_INLINE void store_chunk_state(const float* panels, const View<float, 5>& vie
   }
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

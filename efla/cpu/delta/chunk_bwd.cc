@@ -28,7 +28,8 @@
 #include "efla/cpu/delta/chunk_bwd_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 namespace {
 
 // Number of tasks into which a thread group divides a chunk's tokens to sum dq and dk over the value heads.
@@ -352,7 +353,8 @@ void ChunkBwdHeadsBfloat16(const DeltaBackward<bfloat16>& p, const HeadRange& ra
 }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -12,7 +12,8 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 
 // The inputs and the scratch of the gradient of g.
 struct DecayGradient {
@@ -231,7 +232,8 @@ HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, co
   }
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -11,7 +11,8 @@
 #include "efla/cpu/delta/chunk_bwd_decay-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 
 // Scratch for one chunk of one value head. Arrays over value columns are lists of panels. Vp and Kp are V and K rounded
 // up to whole panels.
@@ -285,7 +286,8 @@ struct TwoKeyGradientTiles {
   }
 };
 
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -13,7 +13,8 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 namespace {
 
 struct FwdScratch {
@@ -118,7 +119,8 @@ void ChunkFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadRange& range, s
 std::int64_t PanelWidth() { return kPanel; }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

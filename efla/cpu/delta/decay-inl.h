@@ -20,7 +20,8 @@
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 
 // With a channel gate, scores are matrix products between the two halves of a chunk, and sums over pairs of tokens
 // inside of each half.
@@ -178,7 +179,8 @@ HWY_INLINE void pair_scores(const float* q, const float* k, const ChunkDecay& s,
   }
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

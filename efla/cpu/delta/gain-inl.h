@@ -17,7 +17,8 @@
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 
 // Coefficients of φ(x) = (1 − e^{−x})/x, (−1)ⁿ/(n+1)!; for |x| < 1 this number of terms reaches the rounding of float32
 // in φ and φ′.
@@ -138,7 +139,8 @@ HWY_NOINLINE inline GainSlopes gain_slopes(const StepSize& step, std::int64_t to
   return slopes;
 }
 
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // include guard per target

@@ -37,7 +37,8 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 namespace {
 
 constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 2.0F;
@@ -467,7 +468,8 @@ void RecurrentFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadRange& rang
 std::int64_t RecurrentPanelWidth() { return kPanel; }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -10,7 +10,8 @@
 #include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS {
+namespace efla::cpu::HWY_NAMESPACE {
+inline namespace EFLA_KEYS {
 namespace {
 
 // Value columns per slice. Slices let several threads work on a few large heads.
@@ -240,7 +241,8 @@ EFLA_FOR_TYPES(Bfloat16Bfloat16, bfloat16, bfloat16)
 std::int64_t StepSlices(const DeltaShape& shape) { return step_slices(shape); }
 
 }  // namespace
-}  // namespace efla::cpu::HWY_NAMESPACE::inline EFLA_KEYS
+}  // namespace EFLA_KEYS
+}  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
