@@ -22,7 +22,7 @@ class Schedule {
     std::int64_t step_tokens = 512;                 // most ids of prompts per step
     std::chrono::duration<double> step_time{0.05};  // a step takes fewer ids if more would take longer
     std::int64_t cut_tokens = 64;                   // a prompt may be cut at multiples of this many tokens of the text
-    std::int64_t least_tokens = 64;                 // a step takes so many ids whatever their time
+    std::int64_t least_tokens = 64;                 // a step takes this many ids, however long they take
     std::int64_t draft_tokens = 0;                  // most tokens of a draft
     std::int64_t most_drafting = 0;                 // most texts of a step with drafts
     std::int64_t most_decoded = 1;                  // most tokens of all drafts of a step, with the ones before them

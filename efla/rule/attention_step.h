@@ -25,8 +25,8 @@ struct PageTable {
 //
 //   o = attention(R(N(q)), R(N(k)), v) · σ(gate)
 //
-// of rule/attention.h, where the token's own key and value are the last ones of its text, and are written into its
-// page. The norm is of each head, or of all heads together. V is K.
+// of rule/attention.h. The call writes the token's own key and value behind those of the earlier tokens, into the page,
+// and attends to them too. The norm is of each head, or of all heads together. V is K.
 template <class S>
 struct AttentionStep {
   AttentionShape shape;

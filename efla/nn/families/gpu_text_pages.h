@@ -16,7 +16,8 @@
 
 namespace efla::nn {
 
-// As TextPages. Pages outside of slots are those of TextPages, so that a text can move between a CPU and a GPU.
+// The keys and values of texts in slots, in a GPU's memory, with the functions of TextPages. A text that leaves its
+// slot has the pages of TextPages in the process's memory, so that a CPU and a GPU can both continue it.
 class GpuTextPages {
  public:
   // type: of the numbers in slots, float32 or bfloat16; outside: of the pages outside of slots.

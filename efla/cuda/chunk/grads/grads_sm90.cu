@@ -24,8 +24,9 @@ namespace {
 
 constexpr int kThreads = 4 * kGroupThreads;
 
-// Multiplies w, the accumulators of dO Uᵀ, by the factors of W, and `products`, those of q kᵀ, by W. n_q are the rows'
-// factors. Rounds W to operands and writes its blocks up to the diagonal to `tile`.
+// Turns w, which holds dO Uᵀ, into W by multiplying each element by its factor, and multiplies `products`, which holds
+// q kᵀ, by W element by element. n_q: the factors of the rows. Rounds W to operands, and writes its blocks up to the
+// diagonal to `tile`.
 template <class E>
 __device__ __forceinline__ void finish_w(float (&w)[32], float (&products)[32], std::uint32_t (&operand)[4][4],
                                          float2 n_q, const RowsOfWarp<E>& rows, int warp, const TokenSums& sums,
@@ -346,8 +347,8 @@ __device__ __forceinline__ void write_factors(const DeltaForward<E>& p, const Ga
   sums.beta_unit[t] = of_token.beta_unit;
 }
 
-// Multiplies h, the accumulators of D Uᵀ, by the factors of −a∘H, and `products`, those of k kᵀ, by −a∘H. Writes
-// Σ_j H_ij k_i·k_j to `sums`.
+// Turns h, which holds D Uᵀ, into −a∘H by multiplying each element by its factor, and multiplies `products`, which
+// holds k kᵀ, by −a∘H element by element. Writes Σ_j H_ij k_i·k_j to `sums`.
 template <class E>
 __device__ __forceinline__ void finish_h(float (&h)[32], float (&products)[32], const RowsOfWarp<E>& rows, int warp,
                                          TokenSums& sums) {
