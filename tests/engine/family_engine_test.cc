@@ -1,22 +1,19 @@
 // The engine over models of families, whose texts take pages.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "tests/engine/family_model.h"
 #include "tests/engine/recorder.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/killed_work.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::engine {
@@ -204,26 +201,10 @@ TEST_P(FamilyEngine, AKilledEngineKeepsEveryReplyThatHasEnded) {
   const auto whole = engine();
   std::int64_t done = 0, confirmed = 0;
   for (const int ms : {3, 11, 24}) {
-    int ends[2];
-    ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      close(ends[0]);
+    confirmed += test::confirmed_until_killed(std::chrono::milliseconds(ms), [&](const auto& confirm) {
       const auto own = engine({.sessions = sessions.path(), .threads = 1});
-      for (std::int64_t turn = turns(*own);; ++turn) {
-        if (!reply(*own, next(turn)).error.empty() || write(ends[1], "+", 1) != 1) _exit(1);
-      }
-    }
-    close(ends[1]);
-    char one = 0;
-    ASSERT_EQ(read(ends[0], &one, 1), 1);  // it has begun
-    ++confirmed;
-    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
-    while (read(ends[0], &one, 1) == 1) ++confirmed;
-    close(ends[0]);
+      for (std::int64_t turn = turns(*own); reply(*own, next(turn)).error.empty(); ++turn) confirm();
+    });
 
     const auto started = engine({.sessions = sessions.path()});
     ASSERT_GE(turns(*started), confirmed);

@@ -20,21 +20,6 @@ class GpuEngine : public testing::TestWithParam<bool> {
     options.on_gpu = GetParam();
   }
 
-  // Returns the ids of replies that run side by side.
-  static std::vector<std::vector<std::int32_t>> replies(Engine& engine, const std::vector<Request>& requests) {
-    std::vector<std::shared_ptr<Recorder>> recorders;
-    for (const auto& request : requests) {
-      recorders.push_back(std::make_shared<Recorder>());
-      engine.submit(request, recorders.back());
-    }
-    std::vector<std::vector<std::int32_t>> ids;
-    for (const auto& recorder : recorders) {
-      EXPECT_EQ(recorder->record().error, "");
-      ids.push_back(recorder->record().ids);
-    }
-    return ids;
-  }
-
   EngineOptions options;
 };
 

@@ -31,20 +31,6 @@ class GpuFamilyEngine : public testing::TestWithParam<std::tuple<bool, bool>> {
     return std::make_unique<LocalEngine>(make_family_model(model), model->fingerprint(), model->parameters(), tokenizer,
                                          options);
   }
-  // Returns the ids of replies that run side by side.
-  static std::vector<std::vector<std::int32_t>> replies(Engine& engine, const std::vector<Request>& requests) {
-    std::vector<std::shared_ptr<Recorder>> recorders;
-    for (const auto& request : requests) {
-      recorders.push_back(std::make_shared<Recorder>());
-      engine.submit(request, recorders.back());
-    }
-    std::vector<std::vector<std::int32_t>> ids;
-    for (const auto& recorder : recorders) {
-      EXPECT_EQ(recorder->record().error, "");
-      ids.push_back(recorder->record().ids);
-    }
-    return ids;
-  }
 
   const FamilyFolder folder;
 };

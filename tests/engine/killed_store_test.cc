@@ -1,10 +1,8 @@
 // Sessions in files when the process is killed at any time, with texts that share pages: without LibTorch, so that the
 // sanitizers see it too.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <future>
@@ -15,6 +13,7 @@
 
 #include "efla/engine/session_files.h"
 #include "efla/engine/session_store.h"
+#include "tests/support/killed_work.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::engine {
@@ -73,28 +72,16 @@ TEST(KilledStore, KeepsEveryPageThatItConfirmed) {
   const auto sessions = folder / "sessions";
   std::size_t confirmed = 0;  // pages
   for (const int ms : {2, 5, 9, 14, 20}) {
-    int ends[2];
-    ASSERT_EQ(pipe(ends), 0);
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      close(ends[0]);
-      const auto store = store_in(sessions);
-      for (;;) {
-        std::promise<std::string> error;
-        grow(*store, "book", [&](const std::string& what) { error.set_value(what); });
-        if (!error.get_future().get().empty() || write(ends[1], "+", 1) != 1) _exit(1);
-      }
-    }
-    close(ends[1]);
-    char one = 0;
-    ASSERT_EQ(read(ends[0], &one, 1), 1);  // it has begun
-    ++confirmed;
-    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
-    while (read(ends[0], &one, 1) == 1) ++confirmed;
-    close(ends[0]);
+    confirmed +=
+        static_cast<std::size_t>(test::confirmed_until_killed(std::chrono::milliseconds(ms), [&](const auto& confirm) {
+          const auto store = store_in(sessions);
+          for (;;) {
+            std::promise<std::string> error;
+            grow(*store, "book", [&](const std::string& what) { error.set_value(what); });
+            if (!error.get_future().get().empty()) return;
+            confirm();
+          }
+        }));
 
     const auto store = store_in(sessions);
     const auto state = state_of(*store, "book");

@@ -1,6 +1,8 @@
 // A listener that keeps a reply, and an engine over a small model with random weights.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <bit>
 #include <chrono>
 #include <condition_variable>
@@ -132,6 +134,21 @@ inline Request rewind_of(const std::string& name, std::int64_t tokens) {
   request.session = request.save_as = name;
   request.rewind = tokens;
   return request;
+}
+
+// Returns the ids of replies that run side by side.
+inline std::vector<std::vector<std::int32_t>> replies(Engine& engine, const std::vector<Request>& requests) {
+  std::vector<std::shared_ptr<Recorder>> recorders;
+  for (const auto& request : requests) {
+    recorders.push_back(std::make_shared<Recorder>());
+    engine.submit(request, recorders.back());
+  }
+  std::vector<std::vector<std::int32_t>> ids;
+  for (const auto& recorder : recorders) {
+    EXPECT_EQ(recorder->record().error, "");
+    ids.push_back(recorder->record().ids);
+  }
+  return ids;
 }
 
 inline void rewind(Engine& engine, const std::string& name, std::int64_t tokens) {
