@@ -1,11 +1,18 @@
 // The product of rows of x with a weight, on vector units (docs/ops/linear.md). A task has a block of outputs: some
 // rows of x by some rows of the weight. A tile of the block, a few rows of x by a few rows of the weight, keeps one
 // vector of partial sums per output in registers while it goes through the columns. Few rows of x are computed together
-// with the same rows of the weight, so that the weight is read from memory once.
+// with the same rows of the weight, so that the weight is read from memory once. Products of bfloat16 with bfloat16 add
+// the products of two neighbouring columns to each partial sum (VDPBF16PS).
 #include "efla/cpu/linear.h"
 
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <type_traits>
+#include <vector>
+
+#include "efla/cpu/common/target.h"
+#include "efla/cpu/common/workspace.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/linear.cc"
@@ -27,9 +34,10 @@ inline constexpr int kPassRows = 8;
 // twice as many if two tiles read the same rows of the weight.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
 
-// Greatest number of columns for which many rows of x go through all rows of a block, so that the rows of x of a tile
-// stay in the first-level cache. Meanwhile the sums of the tiles are kept in memory. A multiple of kScaleBlock.
-inline constexpr std::int64_t kPassColumns = 1024;
+// Greatest number of bytes of a row of x for which many rows of x go through all rows of a block, so that the rows of x
+// of a tile stay in the first-level cache. Meanwhile the sums of the tiles are kept in memory. A multiple of
+// kScaleBlock elements.
+inline constexpr std::int64_t kPassBytes = 4096;
 
 // Greatest number of rows of the weight in a task whose sums are kept.
 inline constexpr std::int64_t kPassOutputs = 48;
@@ -37,6 +45,13 @@ inline constexpr std::int64_t kPassOutputs = 48;
 // The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
 struct LinearBlock {
   std::int64_t m_begin, m_end, n_begin, n_end;
+};
+
+// The rows of a product. X: float, or bfloat16 if the rows of x are rounded.
+template <class X>
+struct LinearRows {
+  View<const X, 2> x;
+  View<float, 2> y;
 };
 
 }  // namespace efla::cpu
@@ -74,6 +89,37 @@ struct WeightRow {
     }
   }
 };
+
+// Returns a vector of a row of x or of the weight: of floats, or of pairs of bfloat16 numbers.
+template <bool kPairs, class D, class T>
+HWY_INLINE hn::Vec<D> vector_of(D d, const T* row, std::size_t c) {
+  if constexpr (kPairs) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(row + c));
+  } else {
+    return load(d, row + c);
+  }
+}
+template <bool kPairs, class D, class W>
+HWY_INLINE hn::Vec<D> vector_of(D d, const WeightRow<W>& row, std::size_t c) {
+  if constexpr (kPairs) {
+    return vector_of<kPairs>(d, row.data, c);
+  } else {
+    return row.at(d, c);
+  }
+}
+
+// Returns sum + w · x, in every lane the products of two numbers with kPairs. The compilers' own function for pairs is
+// not available in a function for AVX-512 alone.
+template <bool kPairs, class V>
+HWY_INLINE V add_product(V w, V x, V sum) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  if constexpr (kPairs) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(w.raw), "v"(x.raw));
+    return sum;
+  }
+#endif
+  return hn::MulAdd(w, x, sum);
+}
 
 // Prefetches the columns of a block in the row that begins `bytes` bytes after this row: every kParts-th cache line.
 template <int kPart, int kParts, class W>
@@ -138,15 +184,16 @@ struct ColumnPart {
 // at the end. With scales the partial sums of a block are multiplied by the scale of the block. This is tile kPart of
 // kParts tiles with the same rows of the weight, which share the prefetches, because a core can wait for only a few
 // cache lines at once.
-template <int M, int N, bool kScaled, int kPart, int kParts, class W>
-HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
+template <int M, int N, bool kScaled, int kPart, int kParts, class X, class W>
+HWY_INLINE void tile(const LinearRows<X>& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
                      std::int64_t n, const ColumnPart& part) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
   using Vec = hn::Vec<decltype(d)>;
+  constexpr bool kPairs = std::is_same_v<X, bfloat16>;
   constexpr std::size_t kLanes = hn::MaxLanes(d);
-  const std::size_t size = part.end, lanes = hn::Lanes(d);
-  const float* x[M];
+  const std::size_t size = part.end, lanes = hn::Lanes(d), step = kPairs ? 2 * lanes : lanes;
+  const X* x[M];
   // With scales `sum` is the sum over one block. The sum over the blocks so far is in `total`, or in `stored` if
   // registers have no room.
   constexpr bool kInMemory = kScaled && 2 * M * N > kSumRegisters;
@@ -161,27 +208,29 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
     for (int j = 0; j < N; ++j) sum[i][j] = hn::Load(d, kept(i, j));
   }
   std::size_t at = part.begin;
-  for (std::size_t block = part.begin; block + lanes <= size; block += kScaleBlock) {
+  for (std::size_t block = part.begin; block + step <= size; block += kScaleBlock) {
     const std::size_t end = std::min(block + kScaleBlock, size);
     for (int j = 0; j < N && ahead > 0; ++j) prefetch<kPart, kParts>(weight[j], block, ahead);
     for (int i = 0; i < M && kScaled; ++i) {
       for (int j = 0; j < N; ++j) sum[i][j] = hn::Zero(d);
     }
-    for (; at + lanes <= end; at += lanes) {
+    for (; at + step <= end; at += step) {
       if constexpr (M == 1) {  // in this order no vector of the weight waits for its product in a register
-        const auto v = hn::LoadU(d, x[0] + at);
-        for (int j = 0; j < N; ++j) sum[0][j] = hn::MulAdd(weight[j].at(d, at), v, sum[0][j]);
+        const auto v = vector_of<kPairs>(d, x[0], at);
+        for (int j = 0; j < N; ++j) {
+          sum[0][j] = add_product<kPairs>(vector_of<kPairs>(d, weight[j], at), v, sum[0][j]);
+        }
         continue;
       }
       Vec w[N];
-      for (int j = 0; j < N; ++j) w[j] = weight[j].at(d, at);
+      for (int j = 0; j < N; ++j) w[j] = vector_of<kPairs>(d, weight[j], at);
       for (int i = 0; i < M; ++i) {
-        auto v = hn::LoadU(d, x[i] + at);
+        auto v = vector_of<kPairs>(d, x[i], at);
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
         // Keeps v in one of 32 registers. GCC would read it from memory for each product, and reads bound this loop.
         asm("" : "+v"(v.raw));
 #endif
-        for (int j = 0; j < N; ++j) sum[i][j] = hn::MulAdd(w[j], v, sum[i][j]);
+        for (int j = 0; j < N; ++j) sum[i][j] = add_product<kPairs>(w[j], v, sum[i][j]);
       }
     }
     if constexpr (kScaled) {
@@ -220,7 +269,7 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
       for (std::size_t c = at; c < size; ++c) {
         auto w = weight[j].at(d1, c);
         if constexpr (kScaled) w = hn::Mul(hn::Set(d1, weight[j].scales[c / kScaleBlock]), w);
-        rest = hn::MulAdd(w, hn::LoadU(d1, x[i] + c), rest);
+        rest = hn::MulAdd(w, load(d1, x[i] + c), rest);
       }
       p.y(m + i, n + j) = hn::GetLane(rest);
     }
@@ -238,8 +287,8 @@ struct WeightRows {
 };
 
 // Computes M rows of x from row m on, and the next kMore rows, with a block's rows of the weight.
-template <int M, bool kScaled, int kMore = 0, class W>
-HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight,
+template <int M, bool kScaled, int kMore = 0, class X, class W>
+HWY_INLINE void tiles(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight,
                       ColumnPart part) {
   // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
   constexpr bool kWide = kTileRows<kScaled> == 8;
@@ -266,10 +315,11 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
 
 // Computes kTileRows rows of x from row m on with a block's rows of the weight, some columns at a time if they are
 // many.
-template <bool kScaled, class W>
-HWY_INLINE void tiles_of_many(const LinearForward& p, const LinearBlock& block, std::int64_t m,
+template <bool kScaled, class X, class W>
+HWY_INLINE void tiles_of_many(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m,
                               const WeightRows<W>& weight) {
   constexpr int kRows = kTileRows<kScaled>;
+  constexpr std::size_t kPassColumns = kPassBytes / sizeof(X);
   const auto size = static_cast<std::size_t>(p.x.extent[1]);
   if (kScaled || size <= kPassColumns || block.n_end - block.n_begin > kPassOutputs) {
     return tiles<kRows, kScaled>(p, block, m, weight, {0, size, true, nullptr});
@@ -283,8 +333,8 @@ HWY_INLINE void tiles_of_many(const LinearForward& p, const LinearBlock& block, 
 
 // Computes a block: kTileRows rows of x at a time, and the last kPassRows rows or fewer together. The weight is read
 // from memory by the first of them.
-template <bool kScaled, class W>
-HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, WeightRows<W> weight) {
+template <bool kScaled, class X, class W>
+HWY_INLINE void all_tiles(const LinearRows<X>& p, const LinearBlock& block, WeightRows<W> weight) {
   constexpr int kRows = kTileRows<kScaled>;
   const ColumnPart all{0, static_cast<std::size_t>(p.x.extent[1]), true, nullptr};
   std::int64_t m = block.m_begin;
@@ -315,12 +365,28 @@ HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, Weig
 template <class W>
 void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block) {
   constexpr bool kScaled = std::is_same_v<W, std::int8_t>;
-  all_tiles<kScaled>(p, block, WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, true});
+  all_tiles<kScaled>(LinearRows<float>{p.x, p.y}, block,
+                     WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, true});
 }
 
 void linear_block_f32(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.weight, block); }
 void linear_block_bf16(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.narrow_weight, block); }
 void linear_block_int8(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.byte_weight, block); }
+
+#if HWY_TARGET == HWY_AVX3
+// Computes a block with x rounded to bfloat16. Needs uses_bfloat16() of common/target.h.
+void linear_block_pairs(const LinearRows<bfloat16>& p, const View<const bfloat16, 2>& weight,
+                        const LinearBlock& block) {
+  all_tiles<false>(p, block, WeightRows<bfloat16>{weight, {}, true});
+}
+#endif
+
+// Rounds row m of x to bfloat16.
+void round_row(const View<const float, 2>& x, std::int64_t m, bfloat16* to) {
+  const float* from = x.at(m);
+  for_each_vector(static_cast<std::size_t>(x.extent[1]),
+                  [&](auto d, std::size_t c) HWY_ATTR { store(d, hn::LoadU(d, from + c), to + c); });
+}
 
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -331,6 +397,7 @@ namespace efla::cpu {
 HWY_EXPORT(linear_block_f32);
 HWY_EXPORT(linear_block_bf16);
 HWY_EXPORT(linear_block_int8);
+HWY_EXPORT(round_row);
 
 namespace {
 
@@ -356,10 +423,76 @@ LinearCut cut_of(const LinearForward& p, std::int64_t few_floats) {
   return {m_step, n_step, m_blocks, (outputs + n_step - 1) / n_step * m_blocks};
 }
 
-void run_task(const LinearForward& p, const LinearCut& cut, std::int64_t task) {
+// Rows of x rounded to bfloat16, in memory that only grows.
+class RoundedRows {
+ public:
+  // Rounds the x of the problems that allow it; the views of the others are empty. The views live until the next call.
+  std::vector<View<const bfloat16, 2>> round(std::span<const LinearForward> problems, ThreadPool& pool) {
+    std::vector<View<const bfloat16, 2>> views(problems.size());
+    if (!uses_bfloat16()) return views;
+    std::int64_t size = 0;
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      if (!is_rounded(problems[i]) || is_same_x(problems, i)) continue;
+      size += problems[i].x.extent[0] * stride_of(problems[i]);
+    }
+    reserve(static_cast<std::size_t>(size));
+    bfloat16* next = numbers_.get();
+    for (std::size_t i = 0; i < problems.size(); ++i) {
+      const LinearForward& p = problems[i];
+      if (!is_rounded(p)) continue;
+      if (is_same_x(problems, i)) {
+        views[i] = views[i - 1];
+        continue;
+      }
+      const View<bfloat16, 2> view{next, p.x.extent, {stride_of(p), 1}};
+      round_all(p.x, view, pool);
+      views[i] = view;
+      next += view.extent[0] * view.stride[0];
+    }
+    return views;
+  }
+
+ private:
+  static constexpr std::int64_t kLineElements = kAlignment / sizeof(bfloat16);
+  struct Free {
+    void operator()(bfloat16* p) const { ::operator delete[](p, std::align_val_t(kAlignment)); }
+  };
+
+  static bool is_rounded(const LinearForward& p) { return p.rounds_x && p.narrow_weight; }
+  static std::int64_t stride_of(const LinearForward& p) {
+    return (p.x.extent[1] + kLineElements - 1) / kLineElements * kLineElements;
+  }
+  // Returns whether the problem before this one has the same x, rounded.
+  static bool is_same_x(std::span<const LinearForward> problems, std::size_t i) {
+    if (i == 0 || !is_rounded(problems[i - 1])) return false;
+    const auto &x = problems[i].x, &before = problems[i - 1].x;
+    return x.data == before.data && x.extent == before.extent && x.stride == before.stride;
+  }
+  static void round_all(const View<const float, 2>& x, const View<bfloat16, 2>& to, ThreadPool& pool) {
+    constexpr std::int64_t kLeastShared = 1 << 16;
+    const auto round = [&](std::int64_t m, int) { HWY_DYNAMIC_DISPATCH(round_row)(x, m, to.at(m)); };
+    if (x.size() >= kLeastShared) return pool.run(x.extent[0], round);
+    for (std::int64_t m = 0; m < x.extent[0]; ++m) round(m, 0);
+  }
+  void reserve(std::size_t size) {
+    if (size <= size_) return;
+    numbers_.reset(new (std::align_val_t(kAlignment)) bfloat16[size]);
+    size_ = size;  // last: without memory the old size stays true
+  }
+
+  std::size_t size_ = 0;
+  std::unique_ptr<bfloat16[], Free> numbers_;
+};
+
+// x: the problem's x in bfloat16, or empty.
+void run_task(const LinearForward& p, const View<const bfloat16, 2>& x, const LinearCut& cut, std::int64_t task) {
   const std::int64_t m = task % cut.m_blocks * cut.m_step, n = task / cut.m_blocks * cut.n_step;
   const LinearBlock block{m, std::min(p.x.extent[0], m + cut.m_step), n, std::min(p.outputs(), n + cut.n_step)};
-  if (p.narrow_weight) {
+  if (x) {
+#if HWY_TARGETS & HWY_AVX3
+    N_AVX3::linear_block_pairs({x, p.y}, p.narrow_weight, block);
+#endif
+  } else if (p.narrow_weight) {
     HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block);
   } else if (p.byte_weight) {
     HWY_DYNAMIC_DISPATCH(linear_block_int8)(p, block);
@@ -384,11 +517,13 @@ void linear(std::span<const LinearForward> problems, ThreadPool& pool) {
   const std::int64_t few_floats =
       shared ? std::clamp(floats / (kTasksPerThread * pool.threads()), kLeastFloats, kMostFloats) : 0;
   for (const auto& p : problems) tasks += cut_of(p, few_floats).tasks;
+  thread_local RoundedRows rounded;
+  const auto rounded_x = rounded.round(problems, pool);
   const auto run = [&](std::int64_t task) {
-    const LinearForward* p = problems.data();
-    LinearCut cut = cut_of(*p, few_floats);
-    for (; task >= cut.tasks; cut = cut_of(*++p, few_floats)) task -= cut.tasks;
-    run_task(*p, cut, task);
+    std::size_t i = 0;
+    LinearCut cut = cut_of(problems[i], few_floats);
+    for (; task >= cut.tasks; cut = cut_of(problems[++i], few_floats)) task -= cut.tasks;
+    run_task(problems[i], rounded_x[i], cut, task);
   };
   if (shared) return pool.run(tasks, [&](std::int64_t task, int) { run(task); });
   pool.run(1, [&](std::int64_t, int) {

@@ -20,7 +20,10 @@ struct LinearForward {
   View<const bfloat16, 2> narrow_weight = {};   // [N, D]
   View<const std::int8_t, 2> byte_weight = {};  // [N, D]: weight[n, d] = scales[n, d / kScaleBlock] · byte[n, d]
   View<const float, 2> scales = {};             // [N, ⌈D / kScaleBlock⌉] of byte_weight
-  View<const float, 1> norm_weight = {};        // [D], optional: x is replaced by its RMS norm (rule/rms_norm.h)
+  // Whether x may be rounded to bfloat16 where a processor multiplies it faster by narrow_weight. The products and
+  // their sums are in float32 in any case.
+  bool rounds_x = false;
+  View<const float, 1> norm_weight = {};  // [D], optional: x is replaced by its RMS norm (rule/rms_norm.h)
   float norm_eps = 0.0F;
   bool swiglu = false;                 // y[m, n] = silu(z[m, n]) · z[m, N / 2 + n] of the products z [M, N]
   View<const float, 2> residual = {};  // as y, optional: added after swiglu; may be y itself

@@ -36,8 +36,8 @@ struct Matrix {
   View<const float, 2> const_view() { return {data.data(), {rows, columns}, {columns + kGap, 1}}; }
 };
 
-// The type in which a weight is stored, and the weight in that type.
-enum class Stored { float32, bfloat16, int8 };
+// The type in which a weight is stored, and the weight in that type. pairs: bfloat16, and x may be rounded to it.
+enum class Stored { float32, bfloat16, pairs, int8 };
 
 struct Weight {
   Stored stored;
@@ -53,7 +53,7 @@ struct Weight {
     }
     for (std::int64_t r = 0; r < n && type != Stored::float32; ++r) {
       for (std::int64_t c = 0; c < d; ++c) {
-        if (type == Stored::bfloat16) {
+        if (type != Stored::int8) {
           narrow.push_back(to_bfloat16(exact.at(r, c)));
           exact.at(r, c) = to_float(narrow.back());
         } else {
@@ -68,7 +68,8 @@ struct Weight {
     const std::int64_t n = exact.rows, d = exact.columns;
     LinearForward p{x.const_view(), {}, y.view()};
     if (stored == Stored::float32) p.weight = exact.const_view();
-    if (stored == Stored::bfloat16) p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow.data(), {n, d});
+    if (!narrow.empty()) p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow.data(), {n, d});
+    p.rounds_x = stored == Stored::pairs;
     if (stored == Stored::int8) {
       p.byte_weight = View<const std::int8_t, 2>::contiguous(bytes.data(), {n, d});
       p.scales = View<const float, 2>::contiguous(scales.data(), {n, (d + kScaleBlock - 1) / kScaleBlock});
@@ -92,7 +93,7 @@ class LinearOnTarget : public testing::TestWithParam<std::string> {
 
 TEST_P(LinearOnTarget, IsTheFloat64Product) {
   Random random(7);
-  for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
+  for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::pairs, Stored::int8}) {
     for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 21}) {
       for (const std::int64_t n : {1, 3, 9, 130}) {
         for (const std::int64_t d : {1, 7, 16, 100, 384, 1100}) {
@@ -100,11 +101,15 @@ TEST_P(LinearOnTarget, IsTheFloat64Product) {
           Weight weight(stored, n, d, random);
           for (const std::string implementation : {"simd", "ref"}) {
             Matrix y = product(x, weight, 2, implementation);
+            const bool rounds = stored == Stored::pairs && implementation == "simd" && cpu::uses_bfloat16();
+            const auto x_at = [&](std::int64_t r, std::int64_t i) -> double {
+              return rounds ? to_float(to_bfloat16(x.at(r, i))) : x.at(r, i);
+            };
             for (std::int64_t r = 0; r < rows; ++r) {
               for (std::int64_t c = 0; c < n; ++c) {
                 double expected = 0.0, size = 0.0;
                 for (std::int64_t i = 0; i < d; ++i) {
-                  const double term = static_cast<double>(x.at(r, i)) * weight.exact.at(c, i);
+                  const double term = x_at(r, i) * weight.exact.at(c, i);
                   expected += term;
                   size += std::abs(term);
                 }
@@ -124,11 +129,14 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
   using Shape = std::pair<std::int64_t, std::int64_t>;
   for (const auto& [stored, shape] : {std::pair{Stored::float32, Shape{317, 203}},
                                       {Stored::bfloat16, {317, 203}},
+                                      {Stored::pairs, {317, 203}},
                                       {Stored::int8, {317, 203}},
-                                      // so many columns that many rows go through some of them at a time
-                                      {Stored::float32, {50, 2115}},
+                                      // so many columns that many rows go through some of them at a time, and enough
+                                      // bytes that few rows go through one row of the weight after another
+                                      {Stored::float32, {130, 2115}},
                                       {Stored::bfloat16, {101, 1027}},
-                                      {Stored::int8, {50, 1100}}}) {
+                                      {Stored::pairs, {130, 4227}},
+                                      {Stored::int8, {960, 1100}}}) {
     const auto [n, d] = shape;
     Weight weight(stored, n, d, random);
     for (const std::int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 33, 150}) {  // enough to be distributed in both ways
@@ -155,7 +163,7 @@ TEST_P(LinearOnTarget, SeveralProblemsHaveTheBitsOfACallForEach) {
     for (const std::int64_t d : {5, 203}) {  // few and many products
       Random random(11);
       std::vector<Case> cases;
-      for (const auto stored : {Stored::float32, Stored::int8, Stored::bfloat16, Stored::float32}) {
+      for (const auto stored : {Stored::float32, Stored::pairs, Stored::int8, Stored::bfloat16, Stored::float32}) {
         const auto i = static_cast<std::int64_t>(cases.size());
         cases.push_back({Matrix(i == 2 ? rows + 1 : rows, d, random), Weight(stored, i == 1 ? 2 : 160 + i, d, random)});
       }

@@ -8,8 +8,10 @@
 
 #include "efla/base/error.h"
 
-#if HWY_ARCH_X86_64 && defined(__linux__)
+#if HWY_ARCH_X86_64
 #include <cpuid.h>
+#endif
+#if HWY_ARCH_X86_64 && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -42,9 +44,26 @@ bool has_amx() {
   return has;
 }
 
-// Returns whether the kernels on AMX can run with the best of the active targets. These kernels also use AVX3,
-// Highway's name of AVX-512, which every better (lower) target includes.
-bool best_takes_amx() { return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3 && has_amx(); }
+// Returns whether the processor has products of bfloat16 in AVX-512.
+bool has_bfloat16() {
+#if HWY_ARCH_X86_64
+  constexpr unsigned kBfloat16 = 1U << 5U;  // bit of register EAX of CPUID leaf 7, subleaf 1
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  static const bool has = __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kBfloat16) != 0;
+  return has;
+#else
+  return false;
+#endif
+}
+
+// Returns whether the best of the active targets has AVX-512, Highway's AVX3, which every better (lower) target
+// includes.
+bool best_is_avx512() { return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3; }
+
+// Return whether the kernels on AMX, which also use AVX-512, and the products of bfloat16 can run with the best of the
+// active targets.
+bool best_takes_amx() { return best_is_avx512() && has_amx(); }
+bool best_takes_bfloat16() { return best_is_avx512() && has_bfloat16(); }
 
 // Returns whether the kernels use AMX. Highway is asked only once, because CPUID instructions are slow in a virtual
 // machine.
@@ -53,7 +72,14 @@ std::atomic<bool>& amx_in_use() {
   return in_use;
 }
 
+std::atomic<bool>& bfloat16_in_use() {
+  static std::atomic<bool> in_use = best_takes_bfloat16();
+  return in_use;
+}
+
 }  // namespace
+
+bool uses_bfloat16() { return bfloat16_in_use().load(std::memory_order_relaxed); }
 
 bool uses_amx() { return amx_in_use().load(std::memory_order_relaxed); }
 
@@ -78,6 +104,7 @@ void use_target(const std::string& name) {
   }
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   amx_in_use() = (!found || name.empty() || name == kAmx) && best_takes_amx();
+  bfloat16_in_use() = best_takes_bfloat16();
   if (found) return;
   std::string expected;
   for (const std::string& one : names) expected += (expected.empty() ? "" : ", ") + one;

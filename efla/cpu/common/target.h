@@ -14,6 +14,9 @@ std::string target_name();
 // Returns whether target_name() is "AMX".
 bool uses_amx();
 
+// Returns whether the kernels use the products of bfloat16 of AVX-512 (VDPBF16PS).
+bool uses_bfloat16();
+
 // Returns the instruction sets that this processor supports, best first.
 std::vector<std::string> supported_targets();
 

@@ -44,7 +44,7 @@ void release(const StoredMatrix& matrix) {
 
 // Packs matrices, and releases the ones that are copied to another type.
 PackedWeight packed(std::span<const StoredMatrix> matrices, WeightType type) {
-  PackedWeight weight(matrices, type);
+  PackedWeight weight(matrices, type, true);
   for (const auto& matrix : matrices) {
     const bool copied = type == WeightType::int8 || (type == WeightType::bfloat16 && !matrix.narrow);
     if (copied && !matrix.keep) release(matrix);

@@ -94,7 +94,7 @@ PackedWeight::Part PackedWeight::quantised(const LinearForward& from) {
   return {p, numbers};
 }
 
-PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type) {
+PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type, bool rounds_x) {
   for (const auto& part : parts) {
     LinearForward p;
     p.weight = part.wide;
@@ -102,7 +102,8 @@ PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type)
     columns_ = part.narrow ? part.narrow.extent[1] : part.wide.extent[1];
     outputs_ += p.outputs();
     const bool held = part.keep || type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
-    parts_.push_back(held ? Part{p, part.owner} : type == WeightType::int8 ? quantised(p) : rounded(p));
+    Part& own = parts_.emplace_back(held ? Part{p, part.owner} : type == WeightType::int8 ? quantised(p) : rounded(p));
+    own.problem.rounds_x = rounds_x && type == WeightType::bfloat16 && !part.keep;
   }
 }
 

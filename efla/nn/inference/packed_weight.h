@@ -41,7 +41,8 @@ class PackedWeight {
   // The parts are float32 tensors [n, D] on the CPU. A weight of type float32 shares their memory.
   PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
   // Shares the memory of a matrix whose elements the type holds: float32 holds bfloat16, which stays as it is.
-  PackedWeight(std::span<const StoredMatrix> parts, WeightType type);
+  // rounds_x: whether apply() may round x to bfloat16 if that is the type (rule/linear.h), except for parts to keep.
+  PackedWeight(std::span<const StoredMatrix> parts, WeightType type, bool rounds_x = false);
 
   std::int64_t outputs() const { return outputs_; }
   std::size_t bytes() const;
