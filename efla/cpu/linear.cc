@@ -34,6 +34,11 @@ inline constexpr int kPassRows = 8;
 // twice as many if two tiles read the same rows of the weight.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
 
+// Least number of bytes of the weights of a call for which few rows of x go through one row of the weight after
+// another. The processor prefetches such weights from memory faster than several rows at a time. With fewer bytes they
+// are often in a cache, where several rows at a time are faster.
+inline constexpr std::int64_t kStreamBytes = 1 << 20;
+
 // Greatest number of bytes of a row of x for which many rows of x go through all rows of a block, so that the rows of x
 // of a tile stay in the first-level cache. Meanwhile the sums of the tiles are kept in memory. A multiple of
 // kScaleBlock elements.
@@ -281,18 +286,19 @@ template <class W>
 struct WeightRows {
   View<const W, 2> data;
   View<const float, 2> scales;
-  bool far;  // in memory rather than in a cache
+  bool far;     // in memory rather than in a cache
+  bool stream;  // in a call with kStreamBytes of weights
 
   HWY_INLINE WeightRow<W> row(std::int64_t n) const { return {data.at(n), scales ? scales.at(n) : nullptr}; }
 };
 
 // Computes M rows of x from row m on, and the next kMore rows, with a block's rows of the weight.
-template <int M, bool kScaled, int kMore = 0, class X, class W>
+template <int M, bool kScaled, int kMore = 0, bool kStream = false, class X, class W>
 HWY_INLINE void tiles(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight,
                       ColumnPart part) {
   // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
   constexpr bool kWide = kTileRows<kScaled> == 8;
-  constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 || kWide ? 3 : 2;
+  constexpr int N = kStream ? 1 : M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 || kWide ? 3 : 2;
   constexpr int kParts = kMore > 0 ? 2 : 1;
   std::int64_t n = block.n_begin;
   const std::int64_t bytes =
@@ -331,6 +337,17 @@ HWY_INLINE void tiles_of_many(const LinearRows<X>& p, const LinearBlock& block, 
   }
 }
 
+// Computes M rows of x, which are all rows of a block, with the block's rows of the weight.
+template <int M, bool kScaled, class X, class W>
+HWY_INLINE void tiles_of_few(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m,
+                             const WeightRows<W>& weight, const ColumnPart& part) {
+  // With more rows of x the products of one row of the weight take longer than reading it.
+  if constexpr (M <= (std::is_same_v<X, bfloat16> ? 4 : 2)) {
+    if (weight.far && weight.stream) return tiles<M, kScaled, 0, true>(p, block, m, weight, part);
+  }
+  tiles<M, kScaled>(p, block, m, weight, part);
+}
+
 // Computes a block: kTileRows rows of x at a time, and the last kPassRows rows or fewer together. The weight is read
 // from memory by the first of them.
 template <bool kScaled, class X, class W>
@@ -344,13 +361,13 @@ HWY_INLINE void all_tiles(const LinearRows<X>& p, const LinearBlock& block, Weig
   }
   switch (block.m_end - m) {
     case 1:
-      return tiles<1, kScaled>(p, block, m, weight, all);
+      return tiles_of_few<1, kScaled>(p, block, m, weight, all);
     case 2:
-      return tiles<2, kScaled>(p, block, m, weight, all);
+      return tiles_of_few<2, kScaled>(p, block, m, weight, all);
     case 3:
-      return tiles<3, kScaled>(p, block, m, weight, all);
+      return tiles_of_few<3, kScaled>(p, block, m, weight, all);
     case 4:
-      return tiles<4, kScaled>(p, block, m, weight, all);
+      return tiles_of_few<4, kScaled>(p, block, m, weight, all);
     case 5:
       return tiles<5, kScaled>(p, block, m, weight, all);
     case 6:
@@ -363,21 +380,27 @@ HWY_INLINE void all_tiles(const LinearRows<X>& p, const LinearBlock& block, Weig
 }
 
 template <class W>
-void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block) {
+void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block, bool stream) {
   constexpr bool kScaled = std::is_same_v<W, std::int8_t>;
   all_tiles<kScaled>(LinearRows<float>{p.x, p.y}, block,
-                     WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, true});
+                     WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, true, stream});
 }
 
-void linear_block_f32(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.weight, block); }
-void linear_block_bf16(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.narrow_weight, block); }
-void linear_block_int8(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.byte_weight, block); }
+void linear_block_f32(const LinearForward& p, const LinearBlock& block, bool stream) {
+  linear_block(p, p.weight, block, stream);
+}
+void linear_block_bf16(const LinearForward& p, const LinearBlock& block, bool stream) {
+  linear_block(p, p.narrow_weight, block, stream);
+}
+void linear_block_int8(const LinearForward& p, const LinearBlock& block, bool stream) {
+  linear_block(p, p.byte_weight, block, stream);
+}
 
 #if HWY_TARGET == HWY_AVX3
 // Computes a block with x rounded to bfloat16. Needs uses_bfloat16() of common/target.h.
-void linear_block_pairs(const LinearRows<bfloat16>& p, const View<const bfloat16, 2>& weight,
-                        const LinearBlock& block) {
-  all_tiles<false>(p, block, WeightRows<bfloat16>{weight, {}, true});
+void linear_block_pairs(const LinearRows<bfloat16>& p, const View<const bfloat16, 2>& weight, const LinearBlock& block,
+                        bool stream) {
+  all_tiles<false>(p, block, WeightRows<bfloat16>{weight, {}, true, stream});
 }
 #endif
 
@@ -406,18 +429,29 @@ struct LinearCut {
   std::int64_t m_step, n_step, m_blocks, tasks;
 };
 
+// What all problems of a call decide together. few_floats: elements of the weight per task if there are few rows of x;
+// 0: the whole weight. stream: whether the weights have kStreamBytes.
+struct LinearPlan {
+  std::int64_t few_floats;
+  bool stream;
+};
+
 std::int64_t columns_of(const LinearForward& p) { return std::max<std::int64_t>(1, p.x.extent[1]); }
 
+// Returns the bytes of an element of the weight.
+std::int64_t element_bytes(const LinearForward& p) {
+  return p.narrow_weight ? sizeof(bfloat16) : p.byte_weight ? sizeof(std::int8_t) : sizeof(float);
+}
+
 // Returns how a problem is cut into tasks. Many rows of x are cut so that a block of the weight stays in the
-// second-level cache while all rows are multiplied by it. few_floats: elements of the weight per task if there are few
-// rows of x; 0: the whole weight.
-LinearCut cut_of(const LinearForward& p, std::int64_t few_floats) {
+// second-level cache while all rows are multiplied by it.
+LinearCut cut_of(const LinearForward& p, const LinearPlan& plan) {
   constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kManyFloats = 1 << 16;
   constexpr std::int64_t kTile = 24;  // a multiple of the number of weight rows of most tiles
   const std::int64_t rows = p.x.extent[0], outputs = p.outputs();
   if (rows == 0 || outputs == 0) return {};
   const bool few = rows <= kFewRows;
-  const std::int64_t floats = few ? few_floats : kManyFloats;
+  const std::int64_t floats = few ? plan.few_floats : kManyFloats;
   const std::int64_t n_step = floats == 0 ? outputs : std::max(kTile, floats / columns_of(p) / kTile * kTile);
   const std::int64_t m_step = few ? rows : kRowsPerTask, m_blocks = (rows + m_step - 1) / m_step;
   return {m_step, n_step, m_blocks, (outputs + n_step - 1) / n_step * m_blocks};
@@ -485,19 +519,20 @@ class RoundedRows {
 };
 
 // x: the problem's x in bfloat16, or empty.
-void run_task(const LinearForward& p, const View<const bfloat16, 2>& x, const LinearCut& cut, std::int64_t task) {
+void run_task(const LinearForward& p, const View<const bfloat16, 2>& x, const LinearCut& cut, bool stream,
+              std::int64_t task) {
   const std::int64_t m = task % cut.m_blocks * cut.m_step, n = task / cut.m_blocks * cut.n_step;
   const LinearBlock block{m, std::min(p.x.extent[0], m + cut.m_step), n, std::min(p.outputs(), n + cut.n_step)};
   if (x) {
 #if HWY_TARGETS & HWY_AVX3
-    N_AVX3::linear_block_pairs({x, p.y}, p.narrow_weight, block);
+    N_AVX3::linear_block_pairs({x, p.y}, p.narrow_weight, block, stream);
 #endif
   } else if (p.narrow_weight) {
-    HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block);
+    HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block, stream);
   } else if (p.byte_weight) {
-    HWY_DYNAMIC_DISPATCH(linear_block_int8)(p, block);
+    HWY_DYNAMIC_DISPATCH(linear_block_int8)(p, block, stream);
   } else {
-    HWY_DYNAMIC_DISPATCH(linear_block_f32)(p, block);
+    HWY_DYNAMIC_DISPATCH(linear_block_f32)(p, block, stream);
   }
 }
 
@@ -508,22 +543,23 @@ void linear(std::span<const LinearForward> problems, ThreadPool& pool) {
   // has several tasks, so that other threads can take some of them if the thread is late.
   constexpr std::int64_t kLeastShared = 1 << 18, kLeastSharedAwake = 1 << 16;
   constexpr std::int64_t kLeastFloats = 1 << 14, kMostFloats = 1 << 15, kTasksPerThread = 4;
-  std::int64_t products = 0, floats = 0, tasks = 0;
+  std::int64_t products = 0, floats = 0, bytes = 0, tasks = 0;
   for (const auto& p : problems) {
     floats += p.outputs() * columns_of(p);
     products += p.x.extent[0] * p.outputs() * columns_of(p);
+    bytes += p.outputs() * columns_of(p) * element_bytes(p);
   }
   const bool shared = products >= (pool.in_use() ? kLeastSharedAwake : kLeastShared);
-  const std::int64_t few_floats =
-      shared ? std::clamp(floats / (kTasksPerThread * pool.threads()), kLeastFloats, kMostFloats) : 0;
-  for (const auto& p : problems) tasks += cut_of(p, few_floats).tasks;
+  const LinearPlan plan{shared ? std::clamp(floats / (kTasksPerThread * pool.threads()), kLeastFloats, kMostFloats) : 0,
+                        bytes >= kStreamBytes};
+  for (const auto& p : problems) tasks += cut_of(p, plan).tasks;
   thread_local RoundedRows rounded;
   const auto rounded_x = rounded.round(problems, pool);
   const auto run = [&](std::int64_t task) {
     std::size_t i = 0;
-    LinearCut cut = cut_of(problems[i], few_floats);
-    for (; task >= cut.tasks; cut = cut_of(problems[++i], few_floats)) task -= cut.tasks;
-    run_task(problems[i], rounded_x[i], cut, task);
+    LinearCut cut = cut_of(problems[i], plan);
+    for (; task >= cut.tasks; cut = cut_of(problems[++i], plan)) task -= cut.tasks;
+    run_task(problems[i], rounded_x[i], cut, plan.stream, task);
   };
   if (shared) return pool.run(tasks, [&](std::int64_t task, int) { run(task); });
   pool.run(1, [&](std::int64_t, int) {
