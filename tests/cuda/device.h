@@ -47,6 +47,20 @@ inline std::vector<DeltaCase> taken_in_float16(const std::vector<DeltaCase>& cas
   return taken;
 }
 
+// Returns the cases of rules with two keys, and cases whose μ = κᵀk are between 1e-12 and 1e6.
+inline std::vector<DeltaCase> two_key_cases_on_gpus() {
+  std::vector<DeltaCase> cases = two_key_cases();
+  for (const double norm : {1e-6, 1e-5, 1e-4, 1e-2, 1e-1, 1e1, 1e2, 1e3}) {
+    for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+      DeltaCase c{"exact", 1, 1, false, 2, 70, 2, 64, 64, norm, Layout::contiguous, true, true, true};
+      c.decay = decay;
+      c.erase_key = EraseKey::gated;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 // The name of a test of a list of cases.
 inline std::string indexed_name(const testing::TestParamInfo<DeltaCase>& info) {
   return std::to_string(info.index) + "_" + name_of(info.param);
@@ -196,6 +210,8 @@ class DeviceData {
         dq_(host.dq),
         dk_(host.dk),
         dv_(host.dv),
+        erase_key_(host.erase_key),
+        derase_key_(host.derase_key),
         dbeta_(host.dbeta),
         dg_(host.dg),
         dfinal_state_(host.dfinal_state),
@@ -218,6 +234,7 @@ class DeviceData {
     p.o = o_.view();
     p.final_state = final_state_.view();
     p.chunk_states = chunk_states_.view();
+    p.erase_key = erase_key_.view();
     p.cu_seqlens.data = static_cast<const std::int64_t*>(cu_seqlens_.data());
     return p;
   }
@@ -229,6 +246,7 @@ class DeviceData {
     p.dq = dq_.view();
     p.dk = dk_.view();
     p.dv = dv_.view();
+    p.derase_key = derase_key_.view();
     p.dbeta = dbeta_.view();
     p.dg = dg_.view();
     p.dinitial_state = dinitial_state_.view();
@@ -238,7 +256,7 @@ class DeviceData {
   // Waits for the device and copies the outputs to the host.
   void download() const {
     gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    for (const auto* tensor : {&o_, &dq_, &dk_, &dv_}) tensor->download();
+    for (const auto* tensor : {&o_, &dq_, &dk_, &dv_, &derase_key_}) tensor->download();
     for (const auto* tensor : {&final_state_, &dg_, &dinitial_state_}) tensor->download();
     chunk_states_.download();
     dbeta_.download();
@@ -250,7 +268,7 @@ class DeviceData {
   DeviceTensor<T, 3> beta_;
   DeviceTensor<State<T>, 4> g_, initial_state_, final_state_;
   DeviceTensor<State<T>, 5> chunk_states_;
-  DeviceTensor<T, 4> dout_, dq_, dk_, dv_;
+  DeviceTensor<T, 4> dout_, dq_, dk_, dv_, erase_key_, derase_key_;
   DeviceTensor<T, 3> dbeta_;
   DeviceTensor<State<T>, 4> dg_, dfinal_state_, dinitial_state_;
   DeviceBytes cu_seqlens_;

@@ -32,12 +32,12 @@ struct Parts {
 // Returns what both directions do not take of a problem, or "".
 template <class Problem>
 std::string refusal(const Problem& p) {
-  const bool channel = p.rule.decay == Decay::channel;
+  const bool channel = has_channel_rows(p.rule);
   const int bytes = channel ? kFloat32LargeBytes<true> : kFloat32LargeBytes<false>;
   const std::int64_t most = p.shape.key_dim <= 64 || has_shared_memory(bytes) ? kFloat32MaxKeyDim : 64;
   if (p.shape.key_dim <= most) return "";
   return "keys of more than " + std::to_string(most) + " dimensions in float32" +
-         (channel && most < kFloat32MaxKeyDim ? " with a decay per key channel" : "");
+         (channel && most < kFloat32MaxKeyDim ? " with a decay per key channel or two keys" : "");
 }
 
 // Returns what both directions do not take of a problem's saved states, or "".
@@ -55,12 +55,13 @@ Float32Problem problem_of(const DeltaForward<float>& p) {
   c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
   c.q_rows = has_aligned_rows(p.q);
   c.k_rows = has_aligned_rows(p.k);
+  c.erase_rows = has_aligned_rows(p.erase_key);
   c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
   return c;
 }
 
 void launch_prepare(const Float32Problem& c, cudaStream_t stream) {
-  c.p.rule.decay == Decay::channel ? launch_float32_prepare_channel(c, stream) : launch_float32_prepare(c, stream);
+  has_channel_rows(c.p.rule) ? launch_float32_prepare_channel(c, stream) : launch_float32_prepare(c, stream);
 }
 
 }  // namespace
@@ -118,7 +119,7 @@ void chunk_float32_bwd(const DeltaBackward<float>& p, const Workspace& workspace
   launch_prepare(c.forward, stream);
   launch_float32_states(c, stream);
   launch_float32_reverse(c, stream);
-  p.rule.decay == Decay::channel ? launch_float32_grads_channel(c, stream) : launch_float32_grads(c, stream);
+  has_channel_rows(p.rule) ? launch_float32_grads_channel(c, stream) : launch_float32_grads(c, stream);
 }
 
 }  // namespace efla::gpu

@@ -36,10 +36,10 @@ struct Float32Record {
 };
 static_assert(sizeof(Float32Record) % 128 == 0);
 
-// The record and the decayed keys and queries where every key channel has a gate. γ_i is then a vector over the
-// channels. With k̂ = n_k k and q̂ = n_q q, E reads γ_i∘k̂_i (`k`), the state gets γ_C/γ_i∘k̂_i (`written`), and o
-// reads γ_i∘q̂_i (`q`). The vectors of the record are then without γ, n_k and n_q, and γ_C is `decay`. k, written and q
-// are images of tiles (tile.cuh) of KD channels.
+// The record and the decayed keys and queries where every key channel has a gate, or where the rule has two keys. γ_i
+// is then a vector over the channels. With k̂ = n_k k, κ̂ = n_k κ and q̂ = n_q q, E reads γ_i∘κ̂_i (`k`), where κ̂ is k̂ if
+// the rule has one key, the state gets γ_C/γ_i∘k̂_i (`written`), and o reads γ_i∘q̂_i (`q`). The vectors of the record
+// are then without γ, n_k and n_q, and γ_C is `decay`. k, written and q are images of tiles (tile.cuh) of KD channels.
 template <int KD>
 struct Float32ChannelRecord {
   alignas(128) float k[kFloat32Tokens * KD], written[kFloat32Tokens * KD];
@@ -52,7 +52,7 @@ struct Float32ChannelRecord {
 struct Float32Vectors {
   alignas(128) double prefix[kFloat32Tokens];                      // log γ_i
   float a[kFloat32Tokens], b[kFloat32Tokens];                      // gains
-  float lambda[kFloat32Tokens];                                    // ‖k̂‖²
+  float lambda[kFloat32Tokens];                                    // ‖k̂‖², or κ̂·k̂ with two keys
   float key_factor[kFloat32Tokens], query_factor[kFloat32Tokens];  // n_k and n_q of the L2 norm
 };
 
@@ -60,12 +60,13 @@ struct Float32Vectors {
 struct Float32Problem {
   static constexpr int kTokens = kFloat32Tokens;
   DeltaForward<float> p;
-  void* records = nullptr;            // [slots][HV], Float32Record or, with a gate per channel, Float32ChannelRecord
+  void* records = nullptr;            // [slots][HV], Float32ChannelRecord if has_channel_rows, else Float32Record
   Float32Vectors* vectors = nullptr;  // [slots][HV]; only in the backward
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0 if sequences are packed
   float scale = 0;
-  bool q_rows = false, k_rows = false, g_rows = false;  // whether rows can be read in pieces of 16 bytes
+  // Whether rows can be read in pieces of 16 bytes.
+  bool q_rows = false, k_rows = false, g_rows = false, erase_rows = false;
 };
 
 // A backward problem with its workspace. Let dO be the gradient of o, dS' the gradient of the state after the chunk,
@@ -84,14 +85,18 @@ struct Float32Backward {
 // Returns the number of keys per state in the kernels, 64 or 128.
 constexpr int float32_keys(const DeltaShape& s) { return s.key_dim <= 64 ? 64 : 128; }
 
+// Returns whether the records have decayed rows (Float32ChannelRecord). A gate per head is then the gate of every key
+// channel.
+constexpr bool has_channel_rows(const DeltaRule& rule) { return rule.decay == Decay::channel || rule.two_keys; }
+
 // Returns the size of a record of the problem, in bytes.
 constexpr std::size_t float32_record_bytes(const DeltaShape& s, const DeltaRule& rule) {
-  if (rule.decay != Decay::channel) return sizeof(Float32Record);
+  if (!has_channel_rows(rule)) return sizeof(Float32Record);
   return float32_keys(s) == 64 ? sizeof(Float32ChannelRecord<64>) : sizeof(Float32ChannelRecord<128>);
 }
 
 // The bytes of shared memory that a thread block needs for K above 64, at most; not every GPU has them. kChannel: with
-// a gate per key channel.
+// decayed rows (has_channel_rows).
 template <bool kChannel>
 inline constexpr int kFloat32LargeBytes = (kChannel ? 150 : 120) * 1024;
 
@@ -105,7 +110,7 @@ constexpr std::int64_t float32_slots(const DeltaShape& s) {
 // here throws CudaError where the launch fails.
 void launch_float32_prepare(const Float32Problem& problem, cudaStream_t stream);
 
-// Launches the kernel that writes every Float32ChannelRecord and the vectors, where every key channel has a gate.
+// Launches the kernel that writes every Float32ChannelRecord and the vectors.
 void launch_float32_prepare_channel(const Float32Problem& problem, cudaStream_t stream);
 
 // Launches the sweep, which writes outputs, final states and saved states.
@@ -118,7 +123,7 @@ void launch_float32_states(const Float32Backward& problem, cudaStream_t stream);
 void launch_float32_reverse(const Float32Backward& problem, cudaStream_t stream);
 void launch_float32_grads(const Float32Backward& problem, cudaStream_t stream);
 
-// Launches the gradients of the inputs where every key channel has a gate.
+// Launches the gradients of the inputs for problems with Float32ChannelRecord.
 void launch_float32_grads_channel(const Float32Backward& problem, cudaStream_t stream);
 
 }  // namespace efla::gpu

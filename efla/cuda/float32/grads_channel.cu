@@ -1,5 +1,5 @@
-// The gradients of the inputs where every key channel has a gate. One thread block per chunk and query head loops over
-// the value heads of the query head.
+// The gradients of the inputs where every key channel has a gate or where the rule has two keys. One thread block per
+// chunk and query head loops over the value heads of the query head.
 //
 // Notation of Float32Backward. Per token k̂ = n_k k and q̂ = n_q q, per channel Γ_ij is the decay from token j to token
 // i, W_ij = scale dO_i·U_j for i ≥ j, and H_ij = D_i·U_j for i > j:
@@ -7,7 +7,8 @@
 //   dq̂_i = scale γ_i∘(dO_i Sᵀ) + Σ_{j≤i} W_ij Γ_ij∘k̂_j,    X_i = γ_i∘(D_i Sᵀ) + Σ_{j<i} H_ij Γ_ij∘k̂_j
 //   dk̂_j = γ_C/γ_j∘(U_j dS'ᵀ) + Σ_{i≥j} W_ij Γ_ij∘q̂_i − Σ_{i>j} H_ij a_i Γ_ij∘k̂_i − a_j X_j
 //
-// dv, db and da as in grads.cu. Tokens are in blocks of 8. What S and earlier blocks give to block I is a recurrence
+// dv, db and da as in grads.cu. With two keys κ̂ takes the place of k̂ in the sum with a_i and in da, and −a_j X_j is a
+// part of dκ̂ instead of dk̂. Tokens are in blocks of 8. What S and earlier blocks give to block I is a recurrence
 // over blocks J < I: the sum so far, decayed to the start of J, times the decay over J, plus (W or H)_IJ times the keys
 // of J, decayed to the end of J. A second recurrence, from the end of the chunk, adds what dS' and later blocks give.
 // No factor exceeds 1. One thread per block and channel adds both recurrences and the pairs of the block's own tokens
@@ -31,15 +32,16 @@ constexpr int kPairs = kFloat32Blocks * (kFloat32Blocks - 1) / 2;
 // Returns the index of a pair of a block and an earlier block.
 __device__ __forceinline__ int pair_index(int block, int earlier) { return block * (block - 1) / 2 + earlier; }
 
-// Sums over the channels of a token: k̂·X, and the products of k̂ and q̂ with their gradients, which the L2 norm needs.
-enum ChannelSum { kErase, kAlongKey, kAlongQuery, kSums };
+// Sums over the channels of a token: k̂·X or κ̂·X, the products of k̂ and q̂ with their gradients, which the L2 norm needs,
+// and with two keys the gradient of a gate per head.
+enum ChannelSum { kErase, kAlongKey, kAlongQuery, kGate };
 
-template <int KD>
+template <int KD, bool kTwoKeys>
 struct ChannelMemory {
   static constexpr int kParts = 4, kWarps = 2 * kParts, kThreads = 32 * kWarps;
-  static constexpr int kTile = kFloat32Tokens * KD;
+  static constexpr int kTile = kFloat32Tokens * KD, kSums = kTwoKeys ? kGate + 1 : kGate;
   // A slice of value columns. Later `state` has the products with S, and dout, d and u have rows of kChannels channels
-  // of all tokens: q̂ and a∘k̂ decayed from the start of their block, and k̂ decayed to its end.
+  // of all tokens: q̂ and a∘k̂ (or a∘κ̂) decayed from the start of their block, and k̂ decayed to its end.
   alignas(128) float state[kFloat32Columns * KD];
   float dout[kFloat32Tokens * kFloat32Columns], d[kFloat32Tokens * kFloat32Columns],
       u[kFloat32Tokens * kFloat32Columns];
@@ -52,20 +54,21 @@ struct ChannelMemory {
   float read[kPairs][kChannels], written[kFloat32Blocks][kChannels], states[KD];
   KeySums<kSums, KD / 32, kFloat32Tokens> sums;
   float db[kFloat32Tokens];
-  ChunkAt at;  // not in registers, because registers are scarce
-  float twice_dlambda[kFloat32Tokens], unit[kFloat32Tokens], along_key[kFloat32Tokens], along_query[kFloat32Tokens];
+  ChunkAt at;                          // not in registers, because registers are scarce
+  float through_gain[kFloat32Tokens];  // twice the gradient of λ, or the gradient of μ, without `unit`
+  float unit[kFloat32Tokens], along_key[kFloat32Tokens], along_query[kFloat32Tokens];
 
-  __device__ float* of_query() { return state; }  // at last dq̂
-  __device__ float* of_erase() { return state + kTile; }
+  __device__ float* of_query() { return state; }          // at last dq̂
+  __device__ float* of_erase() { return state + kTile; }  // at last dκ̂, with two keys
   __device__ float* queries() { return dout; }
   __device__ float* erase() { return d; }
   __device__ float* keys() { return u; }
 };
 static_assert(2 * kFloat32Tokens == kFloat32Columns && kChannels == kFloat32Columns);
 
-template <int KD>
-class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
-  using Base = SliceGrads<KD, ChannelMemory<KD>>;
+template <int KD, bool kTwoKeys>
+class ChannelGrads : SliceGrads<KD, ChannelMemory<KD, kTwoKeys>> {
+  using Base = SliceGrads<KD, ChannelMemory<KD, kTwoKeys>>;
   using Base::at_, Base::c_, Base::first_, Base::for_scores, Base::i_h_, Base::i_q_, Base::kThreads, Base::kTiles,
       Base::lane_, Base::m_, Base::multiply_slices, Base::p_, Base::part_, Base::of_queries_, Base::slot_,
       Base::thread_, Base::wait_for_loads;
@@ -75,7 +78,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
 
  public:
   // `thread` is opaque, so that the compiler keeps nothing in registers from one value head to the next.
-  __device__ ChannelGrads(const Float32Backward& c, ChannelMemory<KD>& memory, int slot, int i_q, int i_h,
+  __device__ ChannelGrads(const Float32Backward& c, ChannelMemory<KD, kTwoKeys>& memory, int slot, int i_q, int i_h,
                           unsigned thread)
       : Base(c, memory, memory.at, slot, i_q, thread) {
     i_h_ = i_h;
@@ -167,13 +170,25 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     for (int i = 0; i < kBlock; ++i) x[i] *= factors[kBlock * block() + i];
   }
 
+  // Returns whether every channel has a gate of its own.
+  __device__ bool has_channel_gates() const { return !kTwoKeys || p_.rule.decay == Decay::channel; }
+  // Reads the gates of the block's tokens for a channel.
+  __device__ void read_gates(int channel, Tokens& x) const {
+    if (has_channel_gates()) return read(p_.g, i_h_, channel, 0, x);
+#pragma unroll
+    for (float& gate : x) gate = 0;
+    if (p_.g) read(p_.g, i_h_, 0, 0, x);
+  }
+
   // Computes dq̂, dk̂ and X of the channels from `first` on, and writes the gradients of their gates. Ends with a
   // barrier.
   __device__ void add_channels(int first) {
     const int channel = this->channel();
-    Tokens k, q, decays;
-    read(p_.g, i_h_, first + channel, 0, decays);
+    Tokens k, q, decays, of_two_keys;
+    auto& erase = kTwoKeys ? of_two_keys : k;
+    read_gates(first + channel, decays);
     read_normalized(p_.k, m_.vectors.key_factor, first + channel, k);
+    if constexpr (kTwoKeys) read_normalized(p_.erase_key, m_.vectors.key_factor, first + channel, erase);
     read_normalized(p_.q, m_.vectors.query_factor, first + channel, q);
     float decay = 1;
 #pragma unroll
@@ -181,7 +196,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
       decays[i] = expf(decays[i]);
       decay *= decays[i];
       m_.queries()[row_place(block(), i, channel)] = q[i] * decay;
-      m_.erase()[row_place(block(), i, channel)] = m_.vectors.a[kBlock * block() + i] * (k[i] * decay);
+      m_.erase()[row_place(block(), i, channel)] = m_.vectors.a[kBlock * block() + i] * (erase[i] * decay);
     }
     m_.over[block()][channel] = decay;
     decay = 1;
@@ -194,7 +209,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     add_earlier(first);
     add_later(first);
     __syncthreads();
-    add_pairs(first, k, decays);
+    add_pairs(first, k, erase, decays);
     __syncthreads();
   }
 
@@ -302,7 +317,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
   // Adds the pairs of the block's own tokens, from the last token to the first. At token i, dk[j] is the gradient that
   // tokens from i on give to the key of token j, decayed to token i. The product of dk[j] and the key of token j,
   // decayed to token i too, is the part of the gate's gradient at token i that comes from token j.
-  __device__ void add_pairs(int first, const Tokens& k, const Tokens& decays) {
+  __device__ void add_pairs(int first, const Tokens& k, const Tokens& erase, const Tokens& decays) {
     const int block = this->block(), channel = this->channel();
     const int tokens = first + channel < p_.shape.key_dim ? at_.rows - kBlock * block : 0;
     float key[kBlock][kBlock], from_start[kBlock], dk[kBlock];  // key[i][j]: of token j, decayed to token i
@@ -317,14 +332,14 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
 #pragma unroll
       for (int j = 0; j < i; ++j) key[i][j] = key[i - 1][j] * decays[i];
     }
-    Tokens along;
+    Tokens along, gates;
     float* to = p_.dg.at(at_.i_b, at_.start + kBlock * block + kBlock - 1, i_h_, first + channel);
 #pragma unroll
     for (int i = kBlock - 1; i >= 0; --i, to -= p_.dg.stride[1]) {
       Tokens w, h;
       read_scores(m_.w, kBlock * block + i, block, w);
       read_scores(m_.h, kBlock * block + i, block, h);
-      const float a = m_.vectors.a[kBlock * block + i], erasing = a * k[i];
+      const float a = m_.vectors.a[kBlock * block + i], erasing = a * erase[i];
       float dq = from_start[i] * m_.of_query()[place(i, first + channel)],
             e = from_start[i] * m_.of_erase()[place(i, first + channel)];
       spanning += q[i] * dq - erasing * e;
@@ -338,13 +353,19 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
         e += h[j] * key[i][j];
         dg += key[i][j] * dk[j];
       }
-      if (i < tokens) *to = dg;
-      dk[i] -= a * e;
+      if (has_channel_gates() && i < tokens) *to = dg;
+      if constexpr (kTwoKeys) {
+        gates[i] = dg;
+        m_.of_erase()[place(i, first + channel)] = -a * e;
+      } else {
+        dk[i] -= a * e;
+      }
       m_.of_query()[place(i, first + channel)] = dq;
       m_.of_key[place(i, first + channel)] = dk[i];
-      along[i] = k[i] * e;
+      along[i] = erase[i] * e;
     }
     put_sums(kErase, first, along);
+    if constexpr (kTwoKeys) put_sums(kGate, first, gates);
     __syncwarp();  // the gradients are read again, instead of being kept in registers
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) along[i] = k[i] * m_.of_key[place(i, first + channel)];
@@ -367,35 +388,52 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
       const float beta = thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
       const float dalpha = static_cast<float>(p_.rule.step.write_scale) * m_.db[thread_] -
                            static_cast<float>(p_.rule.step.erase_scale) * m_.sums.total(kErase, thread_);
-      const Gain<float> of_token = gain(p_.rule.step, beta, lambda);
+      const Gain<float> of_token =
+          kTwoKeys ? two_key_gain(p_.rule.step, beta, lambda) : gain(p_.rule.step, beta, lambda);
       if (thread_ < at_.rows) {
         p_.dbeta(at_.i_b, at_.start + thread_, i_h_) = beta_gradient(of_token, dalpha);
       }
       const float twice_dlambda = twice_lambda_gradient(of_token, dalpha);
-      m_.twice_dlambda[thread_] = twice_dlambda;
+      m_.through_gain[thread_] = kTwoKeys ? 0.5F * twice_dlambda : twice_dlambda;
       m_.unit[thread_] = of_token.lambda_unit;
       m_.along_key[thread_] = m_.sums.total(kAlongKey, thread_) + twice_dlambda * (of_token.lambda_unit * lambda);
       m_.along_query[thread_] = m_.sums.total(kAlongQuery, thread_);
+      if constexpr (kTwoKeys) {
+        m_.along_key[thread_] -= m_.vectors.a[thread_] * m_.sums.total(kErase, thread_);  // κ̂·dκ̂
+        if (p_.rule.decay == Decay::scalar && thread_ < at_.rows) {
+          p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = m_.sums.total(kGate, thread_);
+        }
+      }
     }
     __syncthreads();
   }
 
-  // Adds the gradient through λ to dk̂, applies the backward of the L2 norm, and stores the gradients of queries and
-  // keys. For a value head after the first of its group it adds them to the stored gradients.
+  // Adds the gradient through λ to dk̂, or through μ to dk̂ and dκ̂, applies the backward of the L2 norm, and stores the
+  // gradients of queries and keys. For a value head after the first of its group it adds them to the stored gradients.
   __device__ void store(int first) {
     const bool first_head = i_h_ % static_cast<int>(p_.shape.group()) == 0;
     const int channel = first + this->channel(), token = kBlock * block();
-    Tokens k, q;
+    Tokens k, q, erase;
     read_normalized(p_.k, m_.vectors.key_factor, channel, k);
+    if constexpr (kTwoKeys) read_normalized(p_.erase_key, m_.vectors.key_factor, channel, erase);
     read_normalized(p_.q, m_.vectors.query_factor, channel, q);
     if (channel >= p_.shape.key_dim) return;
     float *to_key = p_.dk.at(at_.i_b, at_.start + token, i_q_, channel),
-          *to_query = p_.dq.at(at_.i_b, at_.start + token, i_q_, channel);
+          *to_query = p_.dq.at(at_.i_b, at_.start + token, i_q_, channel),
+          *to_erase = kTwoKeys ? p_.derase_key.at(at_.i_b, at_.start + token, i_q_, channel) : nullptr;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
       if (token + i >= at_.rows) return;
       float dq = m_.of_query()[place(i, channel)],
-            dk = m_.of_key[place(i, channel)] + m_.twice_dlambda[token + i] * (m_.unit[token + i] * k[i]);
+            dk = m_.of_key[place(i, channel)] +
+                 m_.through_gain[token + i] * (m_.unit[token + i] * (kTwoKeys ? erase : k)[i]);
+      if constexpr (kTwoKeys) {
+        const float of_erase =
+                        m_.of_erase()[place(i, channel)] + m_.through_gain[token + i] * (m_.unit[token + i] * k[i]),
+                    derase = m_.vectors.key_factor[token + i] * of_erase;
+        *to_erase = first_head ? derase : *to_erase + derase;
+        to_erase += p_.derase_key.stride[1];
+      }
       if (p_.rule.qk_l2norm) {
         dq = m_.vectors.query_factor[token + i] * (dq - m_.along_query[token + i] * q[i]);
         dk = m_.vectors.key_factor[token + i] * (dk - m_.along_key[token + i] * k[i]);
@@ -408,13 +446,13 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
   }
 };
 
-template <int KD>
-__global__ void __launch_bounds__(ChannelMemory<KD>::kThreads, 2)
+template <int KD, bool kTwoKeys>
+__global__ void __launch_bounds__(ChannelMemory<KD, kTwoKeys>::kThreads, kTwoKeys ? 1 : 2)
     channel_grads_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
             i_q = static_cast<int>(blockIdx.x) % heads;
-  auto& memory = *reinterpret_cast<ChannelMemory<KD>*>(shared);
+  auto& memory = *reinterpret_cast<ChannelMemory<KD, kTwoKeys>*>(shared);
   {
     const ChunkAt at = chunk_at(c.forward, slot);
     if (at.rows == 0) return;
@@ -424,16 +462,23 @@ __global__ void __launch_bounds__(ChannelMemory<KD>::kThreads, 2)
   const int group = static_cast<int>(c.p.shape.group());
 #pragma unroll 1
   for (int i_h = i_q * group; i_h < (i_q + 1) * group; ++i_h)
-    ChannelGrads<KD>(c, memory, slot, i_q, i_h, opaque(threadIdx.x) & (ChannelMemory<KD>::kThreads - 1U)).run();
+    ChannelGrads<KD, kTwoKeys>(c, memory, slot, i_q, i_h,
+                               opaque(threadIdx.x) & (ChannelMemory<KD, kTwoKeys>::kThreads - 1U))
+        .run();
+}
+
+template <int KD, bool kTwoKeys>
+void launch(const Float32Backward& c, cudaStream_t stream) {
+  using Shared = ChannelMemory<KD, kTwoKeys>;
+  static_assert(sizeof(Shared) <= 99 * 1024);
+  launch_kernel("chunk_float32, grads by channel", channel_grads_kernel<KD, kTwoKeys>,
+                grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream,
+                c);
 }
 
 template <int KD>
 void launch(const Float32Backward& c, cudaStream_t stream) {
-  using Shared = ChannelMemory<KD>;
-  static_assert(sizeof(Shared) <= 99 * 1024);
-  launch_kernel("chunk_float32, grads by channel", channel_grads_kernel<KD>,
-                grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream,
-                c);
+  c.p.rule.two_keys ? launch<KD, true>(c, stream) : launch<KD, false>(c, stream);
 }
 
 }  // namespace

@@ -39,6 +39,28 @@ __device__ __forceinline__ void normalise_rows(float* tile, bool l2norm, int thr
   }
 }
 
+// Multiplies the rows of a tile of erase keys by the factors of the L2 norm of their keys, and writes μ to the vectors.
+// `keys` are the keys after the norm. A warp reads factors that it wrote in normalise_rows.
+template <int KD>
+__device__ __forceinline__ void normalise_erase_keys(float* tile, const float* keys, int thread,
+                                                     Float32Vectors& vectors) {
+  const int row = thread / 4;
+  float4* const own = reinterpret_cast<float4*>(tile + row * KD) + thread % 4;
+  const float4* const key = reinterpret_cast<const float4*>(keys + row * KD) + thread % 4;
+  __syncwarp();
+  const float factor = vectors.key_factor[row];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < KD / 16; ++i) {
+    const float4 x = own[4 * i], k = key[4 * i], scaled{x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+    own[4 * i] = scaled;
+    sum += scaled.x * k.x + scaled.y * k.y + scaled.z * k.z + scaled.w * k.w;
+  }
+  sum += __shfl_xor_sync(0xffffffffU, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffU, sum, 2);
+  if (thread % 4 == 0) vectors.lambda[row] = sum;
+}
+
 // Returns the log of the decay from the chunk's start to the lane's token. It is in float64, because exponentials of
 // its differences are used.
 __device__ __forceinline__ double scan_decays(double g, int lane) {
@@ -53,13 +75,14 @@ __device__ __forceinline__ double scan_decays(double g, int lane) {
 }
 
 // Writes the gains of the lane's token and, without gates per key channel, its decays.
-template <bool kChannel>
+template <bool kChannel, bool kTwoKeys = false>
 __device__ __forceinline__ void token_vectors(const Float32Problem& c, const ChunkAt& at, std::int64_t i_h, int lane,
                                               Float32Record& record, Float32Vectors& vectors) {
   const DeltaForward<float>& p = c.p;
   const bool exists = lane < at.rows;
   const float beta = exists ? to_float(p.beta(at.i_b, at.start + lane, i_h)) : 0.0F;
-  const float alpha = gain_alpha(p.rule.step, beta, vectors.lambda[lane]);
+  const float lambda = vectors.lambda[lane];
+  const float alpha = kTwoKeys ? two_key_alpha(p.rule.step, beta, lambda) : gain_alpha(p.rule.step, beta, lambda);
   const float a = static_cast<float>(p.rule.step.erase_scale) * alpha,
               b = static_cast<float>(p.rule.step.write_scale) * alpha;
   vectors.a[lane] = a;

@@ -1,5 +1,6 @@
-// `prepare` where every key channel has a gate: computes the Float32ChannelRecord of every chunk and value head. One
-// thread block per chunk and value head.
+// `prepare` where every key channel has a gate or where the rule has two keys: computes the Float32ChannelRecord of
+// every chunk and value head. One thread block per chunk and value head. With two keys an erase key takes the place of
+// a key where a row is a key's, and columns are keys. Without gates per channel every channel has the gate of the head.
 //
 // Γ_ij is the decay from a reference token to token i, times the decay from token j to the reference token. These
 // factors multiply rows of queries and keys before the products. For tokens in different halves of the chunk the
@@ -16,7 +17,7 @@ namespace {
 constexpr int kThreads = kPrepareThreads;
 static_assert(kThreads / 32 == kFloat32Blocks);
 
-template <int KD>
+template <int KD, bool kTwoKeys>
 struct Memory {
   // Keys and queries after the L2 norm, and gates. Then, in their places, keys and queries decayed from their block's
   // start, and keys decayed to its end.
@@ -24,6 +25,7 @@ struct Memory {
   float over[kFloat32Blocks][KD];  // the decay over a block
   Float32Record record;
   Float32Vectors vectors;
+  float erase[kTwoKeys ? kFloat32Tokens * KD : 0];  // erase keys, times the factors of the L2 norm of keys
 };
 
 // The products of the tokens of a block, as lower triangles with element (i, j) at i (i + 1) / 2 + j. Row i < 7 of
@@ -36,7 +38,8 @@ struct BlockSums {
 
 // Adds the products of one channel of a block's tokens to the sums.
 __device__ __forceinline__ void add_products(BlockSums& sums, const float (&k)[kFloat32Block],
-                                             const float (&q)[kFloat32Block], const float (&decays)[kFloat32Block]) {
+                                             const float (&erase)[kFloat32Block], const float (&q)[kFloat32Block],
+                                             const float (&decays)[kFloat32Block]) {
   float decayed[kFloat32Block];  // keys, decayed to token i
 #pragma unroll
   for (int i = 0; i < kFloat32Block; ++i) {
@@ -45,7 +48,7 @@ __device__ __forceinline__ void add_products(BlockSums& sums, const float (&k)[k
     for (int j = 0; j <= i; ++j) {
       if (j < i) {
         decayed[j] *= decays[i];
-        sums.keys[(i - 1) * i / 2 + j] += k[i] * decayed[j];
+        sums.keys[(i - 1) * i / 2 + j] += erase[i] * decayed[j];
       }
       float& of_query = i < 7 ? sums.queries[i * (i + 1) / 2 + j] : j < 4 ? sums.keys[28 + j] : sums.queries[24 + j];
       of_query += q[i] * decayed[j];
@@ -54,23 +57,25 @@ __device__ __forceinline__ void add_products(BlockSums& sums, const float (&k)[k
 }
 
 // Decays the rows of block `block` from its start and to its end, and sums the products of its tokens.
-template <int KD>
-__device__ __forceinline__ void decay_block(BlockSums& sums, int block, int lane, Memory<KD>& m) {
+template <int KD, bool kTwoKeys>
+__device__ __forceinline__ void decay_block(BlockSums& sums, int block, int lane, Memory<KD, kTwoKeys>& m) {
 #pragma unroll 1
   for (int channel = lane; channel < KD; channel += 32) {
-    float k[kFloat32Block], q[kFloat32Block], decays[kFloat32Block], decay = 1;
+    float k[kFloat32Block], q[kFloat32Block], decays[kFloat32Block], of_two_keys[kFloat32Block], decay = 1;
+    auto& erase = kTwoKeys ? of_two_keys : k;
     const auto place = [&](int i) { return tile_index<KD>(kFloat32Block * block + i, channel); };
 #pragma unroll
     for (int i = 0; i < kFloat32Block; ++i) {
       k[i] = m.k[place(i)];
+      if constexpr (kTwoKeys) erase[i] = m.erase[place(i)];
       q[i] = m.q[place(i)];
       decays[i] = expf(m.g[place(i)]);
     }
-    add_products(sums, k, q, decays);
+    add_products(sums, k, erase, q, decays);
 #pragma unroll
     for (int i = 0; i < kFloat32Block; ++i) {
       decay *= decays[i];
-      m.k[place(i)] = k[i] * decay;
+      m.k[place(i)] = erase[i] * decay;
       m.q[place(i)] = q[i] * decay;
     }
     m.over[block][channel] = decay;
@@ -84,15 +89,17 @@ __device__ __forceinline__ void decay_block(BlockSums& sums, int block, int lane
 }
 
 // Writes an element of −A or P, from the product of a key or query with a key.
-template <int KD>
-__device__ __forceinline__ void write_product(float x, bool query, int row, int column, float scale, Memory<KD>& m) {
+template <int KD, bool kTwoKeys>
+__device__ __forceinline__ void write_product(float x, bool query, int row, int column, float scale,
+                                              Memory<KD, kTwoKeys>& m) {
   (query ? m.record.p : m.record.solve)[tile_index<kFloat32Tokens>(row, column)] =
       x * (query ? scale : -m.vectors.a[row]);
 }
 
 // Writes the products of the tokens of a block.
-template <int KD>
-__device__ __forceinline__ void write_block(BlockSums& sums, int block, int lane, float scale, Memory<KD>& m) {
+template <int KD, bool kTwoKeys>
+__device__ __forceinline__ void write_block(BlockSums& sums, int block, int lane, float scale,
+                                            Memory<KD, kTwoKeys>& m) {
   sum_over_lanes(sums.keys, lane);
   sum_over_lanes(sums.queries, lane);
   int row = 0;
@@ -106,8 +113,8 @@ __device__ __forceinline__ void write_block(BlockSums& sums, int block, int lane
 // Computes and writes the products of tokens of different blocks. Two warps have the products of the second half of the
 // chunk (blocks 2 and 3) with the first half, one for keys and one for queries. The other two warps have the products
 // of blocks 1 and 3 with the block before each, which need half of the columns.
-template <int KD>
-__device__ __forceinline__ void multiply_blocks(int warp, int lane, float scale, Memory<KD>& m) {
+template <int KD, bool kTwoKeys>
+__device__ __forceinline__ void multiply_blocks(int warp, int lane, float scale, Memory<KD, kTwoKeys>& m) {
   const bool queries = warp >= 2, across = warp % 2 == 0;
   const int low = across ? 2 : 1, high = 3, second = across ? 1 : 2;  // blocks of rows, and the second of columns
   const std::uint32_t rows = shared_address(queries ? m.q : m.k), columns = shared_address(m.g);
@@ -140,8 +147,8 @@ __device__ __forceinline__ void multiply_blocks(int warp, int lane, float scale,
 __device__ __forceinline__ float4 product(float4 x, float4 y) { return {x.x * y.x, x.y * y.y, x.z * y.z, x.w * y.w}; }
 
 // Writes the decayed keys and queries that the sweeps multiply, and γ_C.
-template <int KD>
-__device__ __forceinline__ void write_rows(int thread, const Memory<KD>& m, Float32ChannelRecord<KD>& to) {
+template <int KD, bool kTwoKeys>
+__device__ __forceinline__ void write_rows(int thread, const Memory<KD, kTwoKeys>& m, Float32ChannelRecord<KD>& to) {
   const auto over = [&](int first, int last, int channel) {
     float4 decay{1, 1, 1, 1};
     for (int block = first; block < last; ++block)
@@ -165,10 +172,26 @@ __device__ __forceinline__ void write_rows(int thread, const Memory<KD>& m, Floa
   if (thread < KD / 4) reinterpret_cast<float4*>(to.decay)[thread] = over(0, kFloat32Blocks, 4 * thread);
 }
 
-template <int KD>
+// Starts the copy of the gates of every channel to their tile, or writes the gate of the head there.
+template <int KD, bool kTwoKeys>
+__device__ __forceinline__ void load_gates(const Float32Problem& c, const ChunkAt& at, std::int64_t i_h, int thread,
+                                           Memory<KD, kTwoKeys>& m) {
+  const DeltaForward<float>& p = c.p;
+  if constexpr (kTwoKeys) {
+    if (p.rule.decay != Decay::channel) {
+      for (int i = thread; i < kFloat32Tokens * KD; i += kThreads) {
+        m.g[i] = p.g && i / KD < at.rows ? p.g(at.i_b, at.start + i / KD, i_h, 0) : 0.0F;
+      }
+      return;
+    }
+  }
+  load_tile<KD, kThreads>(m.g, p.g, at.i_b, at.start, at.rows, i_h, 0, c.g_rows, thread);
+}
+
+template <int KD, bool kTwoKeys>
 __global__ void __launch_bounds__(kThreads) prepare_channel_kernel(const __grid_constant__ Float32Problem c) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& m = *reinterpret_cast<Memory<KD>*>(shared);
+  auto& m = *reinterpret_cast<Memory<KD, kTwoKeys>*>(shared);
   const DeltaForward<float>& p = c.p;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const std::int64_t slot = blockIdx.x / p.shape.value_heads, i_h = blockIdx.x % p.shape.value_heads,
@@ -177,7 +200,10 @@ __global__ void __launch_bounds__(kThreads) prepare_channel_kernel(const __grid_
   if (at.rows == 0) return;
   load_tile<KD, kThreads>(m.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
   load_tile<KD, kThreads>(m.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
-  load_tile<KD, kThreads>(m.g, p.g, at.i_b, at.start, at.rows, i_h, 0, c.g_rows, thread);
+  load_gates(c, at, i_h, thread, m);
+  if constexpr (kTwoKeys) {
+    load_tile<KD, kThreads>(m.erase, p.erase_key, at.i_b, at.start, at.rows, i_q, 0, c.erase_rows, thread);
+  }
   copy_async_commit();
   for (int i = thread; i < kFloat32Tokens * kFloat32Tokens / 4; i += kThreads) {
     reinterpret_cast<float4*>(m.record.solve)[i] = reinterpret_cast<float4*>(m.record.p)[i] = float4{};
@@ -186,8 +212,9 @@ __global__ void __launch_bounds__(kThreads) prepare_channel_kernel(const __grid_
   __syncthreads();
   normalise_rows<KD>(m.k, p.rule.qk_l2norm, thread, m.vectors.key_factor, m.vectors.lambda);
   normalise_rows<KD>(m.q, p.rule.qk_l2norm, thread, m.vectors.query_factor, nullptr);
+  if constexpr (kTwoKeys) normalise_erase_keys<KD>(m.erase, m.k, thread, m.vectors);
   __syncthreads();
-  if (warp == 0) token_vectors<true>(c, at, i_h, lane, m.record, m.vectors);
+  if (warp == 0) token_vectors<true, kTwoKeys>(c, at, i_h, lane, m.record, m.vectors);
   BlockSums sums{};
   decay_block(sums, warp, lane, m);
   __syncthreads();
@@ -201,9 +228,15 @@ __global__ void __launch_bounds__(kThreads) prepare_channel_kernel(const __grid_
   store_record(c, index, m.record, m.vectors, to.record, thread);
 }
 
+template <int KD, bool kTwoKeys>
+void launch(const Float32Problem& c, cudaStream_t stream) {
+  launch_prepare_kernel("chunk_float32, prepare by channel", prepare_channel_kernel<KD, kTwoKeys>,
+                        sizeof(Memory<KD, kTwoKeys>), c, stream);
+}
+
 template <int KD>
 void launch(const Float32Problem& c, cudaStream_t stream) {
-  launch_prepare_kernel("chunk_float32, prepare by channel", prepare_channel_kernel<KD>, sizeof(Memory<KD>), c, stream);
+  c.p.rule.two_keys ? launch<KD, true>(c, stream) : launch<KD, false>(c, stream);
 }
 
 }  // namespace

@@ -93,6 +93,21 @@ std::vector<DeltaCase> float32_cases() {
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32, testing::ValuesIn(float32_cases()),
                          [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
 
+std::vector<DeltaCase> two_key_float32_cases() {
+  std::vector<DeltaCase> cases;
+  for (const DeltaCase& c : two_key_cases_on_gpus()) {
+    if (c.key_dim <= gpu::kFloat32MaxKeyDim) cases.push_back(c);
+  }
+  for (DeltaCase c : float32_cases()) {
+    if (!c.qk_l2norm || c.key_dim % 16 != 0) continue;
+    c.erase_key = EraseKey::gated;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(TwoKeys, CudaFloat32, testing::ValuesIn(two_key_float32_cases()), indexed_name);
+
 class CudaFloat32Fading : public CudaFloat32 {};
 TEST_P(CudaFloat32Fading, Float32) { run(tolerance_of("fading float32 by chunks")); }
 
