@@ -15,8 +15,6 @@
 
 namespace efla {
 
-inline constexpr const char* kTwoKeys = "rules with two keys";
-
 // Returns the answer of a kernel's refusal function as a sentence, or "".
 inline std::string sentence_of(const std::string& refusal) {
   return refusal.empty() ? "" : "it does not take " + refusal;
@@ -33,20 +31,18 @@ std::string refuse_cancelling(const DeltaShape& shape, bool named) {
 // Return what the chunk kernels for T (float, bfloat16 or float16) do not take of a problem, or "".
 template <class T>
 std::string chunk_refusal(const DeltaForward<T>& p) {
-  if (p.rule.two_keys) return kTwoKeys;
   if constexpr (std::is_same_v<T, float>) {
     return gpu::chunk_float32_fwd_refusal(p);
   } else {
-    return gpu::chunk_fwd_refusal(p);
+    return p.rule.two_keys ? "rules with two keys" : gpu::chunk_fwd_refusal(p);
   }
 }
 template <class T>
 std::string chunk_refusal(const DeltaBackward<T>& p) {
-  if (p.rule.two_keys) return kTwoKeys;
   if constexpr (std::is_same_v<T, float>) {
     return gpu::chunk_float32_bwd_refusal(p);
   } else {
-    return gpu::chunk_bwd_refusal(p);
+    return p.rule.two_keys ? "rules with two keys" : gpu::chunk_bwd_refusal(p);
   }
 }
 
@@ -102,16 +98,15 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
 
 // Returns why no kernel of the token recurrence takes a problem, as a sentence, or "".
 template <class T>
-std::string refuse_cuda_recurrence(const DeltaShape& shape, const DeltaRule& rule) {
+std::string refuse_cuda_recurrence(const DeltaShape& shape) {
   if (std::is_same_v<T, double>) return kCudaTypes;
-  if (rule.two_keys) return sentence_of(kTwoKeys);
   if (shape.key_dim <= gpu::kMaxKeyDim) return "";
   return sentence_of("keys of more than " + std::to_string(gpu::kMaxKeyDim) + " dimensions");
 }
 
 template <class T>
 std::string refuse_cuda_recurrent_forward(const DeltaForward<T>& p, bool) {
-  return refuse_cuda_recurrence<T>(p.shape, p.rule);
+  return refuse_cuda_recurrence<T>(p.shape);
 }
 
 template <class T>
@@ -123,7 +118,7 @@ void run_cuda_recurrent_forward(const DeltaForward<T>& p, const ExecutionContext
 
 template <class T>
 std::string refuse_cuda_recurrent_backward(const DeltaBackward<T>& p, bool) {
-  const std::string reason = refuse_cuda_recurrence<T>(p.shape, p.rule);
+  const std::string reason = refuse_cuda_recurrence<T>(p.shape);
   if (!reason.empty() || p.saved.interval <= gpu::kRecurrentInterval) return reason;
   return "it needs a state per " + std::to_string(gpu::kRecurrentInterval) + " tokens or fewer";
 }
@@ -140,7 +135,7 @@ void run_cuda_recurrent_backward(const DeltaBackward<T>& p, const ExecutionConte
 // Returns why no decode kernel takes a problem, as a sentence, or "". Problem is DeltaStep or DeltaSteps.
 template <class T, class S, template <class, class> class Problem>
 std::string refuse_cuda_step(const Problem<T, S>& p, bool) {
-  return refuse_cuda_recurrence<T>(p.shape, p.rule);
+  return refuse_cuda_recurrence<T>(p.shape);
 }
 
 template <class T, class S, template <class, class> class Problem>

@@ -45,6 +45,7 @@ class Written {
     add("dq", p.dq);
     add("dk", p.dk);
     add("dv", p.dv);
+    add("derase_key", p.derase_key);
     add("dbeta", p.dbeta);
     add("dg", p.dg);
     add("dinitial_state", p.dinitial_state);
@@ -181,11 +182,12 @@ TEST(CudaRepeatsOf, SegmentsCutTheirSequences) {
   EXPECT_GT(gpu::segments_of(gated(Decay::none, 1, kCutTokens, 1, 128, 128).shape()), 2);
 }
 
-TEST(CudaRepeatsOf, Float32) {
+void expect_same_float32(EraseKey erase_key) {
   for (const Decay decay : {Decay::scalar, Decay::channel}) {
     for (const std::int64_t dim : {64, 128}) {
       SCOPED_TRACE(dim);
-      const DeltaCase c = gated(decay, 1, 500, 2, dim, dim, 2);
+      DeltaCase c = gated(decay, 1, 500, 2, dim, dim, 2);
+      c.erase_key = erase_key;
       DeltaData<float> host(c);
       const DeviceData<float> device(host);
       const SavedStatesOnDevice states(c.shape(), 96);
@@ -207,8 +209,12 @@ TEST(CudaRepeatsOf, Float32) {
   }
 }
 
-TEST(CudaRepeatsOf, Recurrence) {
-  const DeltaCase c = gated(Decay::channel, 1, 70, 2, 64, 64, 2);
+TEST(CudaRepeatsOf, Float32) { expect_same_float32(EraseKey::none); }
+TEST(CudaRepeatsOf, Float32WithTwoKeys) { expect_same_float32(EraseKey::gated); }
+
+void expect_same_recurrence(EraseKey erase_key) {
+  DeltaCase c = gated(Decay::channel, 1, 70, 2, 64, 64, 2);
+  c.erase_key = erase_key;
   DeltaData<bfloat16> host(c);
   const DeviceData<bfloat16> device(host);
   const SavedStatesOnDevice states(c.shape(), gpu::kRecurrentInterval);
@@ -226,13 +232,18 @@ TEST(CudaRepeatsOf, Recurrence) {
   EXPECT_TRUE(workspace.guards_intact());
 }
 
+TEST(CudaRepeatsOf, Recurrence) { expect_same_recurrence(EraseKey::none); }
+TEST(CudaRepeatsOf, RecurrenceWithTwoKeys) { expect_same_recurrence(EraseKey::gated); }
+
 // Every repeat begins with the same states.
-TEST(CudaRepeatsOf, DecodeSteps) {
-  const DeltaCase c = gated(Decay::scalar, 4, 5, 2, 128, 128);
+void expect_same_steps(EraseKey erase_key) {
+  DeltaCase c = gated(Decay::scalar, 4, 5, 2, 128, 128);
+  c.erase_key = erase_key;
   DeltaData<bfloat16> host(c);
   const DeviceData<bfloat16> device(host);
   const DeltaForward<bfloat16> p = device.forward();
-  const DeltaSteps<bfloat16, float> steps{p.shape, p.rule, p.q, p.k, p.v, p.beta, p.g, {}, p.final_state, p.o};
+  const DeltaSteps<bfloat16, float> steps{p.shape, p.rule, p.q,           p.k, p.v, p.beta,
+                                          p.g,     {},     p.final_state, p.o, {},  p.erase_key};
   Written written;
   written.add("o", steps.o);
   written.add("states", steps.states);
@@ -243,6 +254,9 @@ TEST(CudaRepeatsOf, DecodeSteps) {
     gpu::step_fwd(steps, nullptr);
   });
 }
+
+TEST(CudaRepeatsOf, DecodeSteps) { expect_same_steps(EraseKey::none); }
+TEST(CudaRepeatsOf, DecodeStepsWithTwoKeys) { expect_same_steps(EraseKey::gated); }
 
 }  // namespace
 }  // namespace efla::test

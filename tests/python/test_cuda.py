@@ -18,6 +18,11 @@ def on_gpu(tensors):
     return to("cuda", tensors)
 
 
+def with_erase_key(tensors):
+    """The tensors with an erase key, a part between 0 and 1 of every element of k."""
+    return {**tensors, "erase_key": (torch.rand(tensors["k"].shape) * tensors["k"].float()).to(tensors["k"].dtype)}
+
+
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU that this PyTorch can use")
 class Cuda(unittest.TestCase):
     def compare(self, function, x, **named):
@@ -35,6 +40,7 @@ class Cuda(unittest.TestCase):
             x = {name: inputs()[name].to(dtype) for name in ("q", "k", "v", "beta")}
             self.compare(efla.chunk_efla, x)
             self.compare(efla.fused_recurrent_efla, x)
+            self.compare(efla.chunk_efla, with_erase_key(x))
             self.compare(efla.chunk_delta_rule, x, use_qk_l2norm_in_kernel=True)
             g = -torch.rand(x["beta"].shape)
             self.compare(efla.chunk_gated_delta_rule, {**x, "g": g}, use_qk_l2norm_in_kernel=True)
@@ -69,19 +75,27 @@ class Cuda(unittest.TestCase):
                 self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments, "chunk")[0], named)
                 self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments)[0], named or "recurrent_cuda")
 
+    def check_gradients(self, dtype, decay, add_keys=dict):
+        gradients = []
+        tensors = add_keys(inputs(key_dim=64, value_dim=64, decay=decay, dtype=dtype))
+        for device in ("cpu", "cuda"):
+            x = {n: t.double() if device == "cpu" else t.cuda() for n, t in tensors.items()}
+            leaves = {name: tensor.requires_grad_() for name, tensor in x.items()}
+            o, state = efla.chunk_efla(**leaves, output_final_state=True, use_qk_l2norm_in_kernel=True)
+            (o.to(state.dtype).sum() + state.sum()).backward()
+            gradients.append({name: leaf.grad for name, leaf in leaves.items()})
+        for name, expected in gradients[0].items():
+            assert_close(self, gradients[1][name].cpu(), expected, dtype, factor=2, what=f"d{name}, {decay}, {dtype}")
+
     def test_gradients_in_16_bits_agree_with_the_reference(self):
         for dtype in (torch.bfloat16, torch.float16):
             for decay in (None, "scalar", "channel"):
-                gradients = []
-                for device in ("cpu", "cuda"):
-                    x = inputs(key_dim=64, value_dim=64, decay=decay, dtype=dtype)
-                    x = {n: t.double() if device == "cpu" else t.cuda() for n, t in x.items()}
-                    leaves = {name: tensor.requires_grad_() for name, tensor in x.items()}
-                    o, state = efla.chunk_efla(**leaves, output_final_state=True, use_qk_l2norm_in_kernel=True)
-                    (o.to(state.dtype).sum() + state.sum()).backward()
-                    gradients.append({name: leaf.grad for name, leaf in leaves.items()})
-                for name, expected in gradients[0].items():
-                    assert_close(self, gradients[1][name].cpu(), expected, dtype, factor=2, what=f"d{name}, {decay}, {dtype}")
+                self.check_gradients(dtype, decay)
+
+    def test_gradients_with_two_keys_agree_with_the_reference(self):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for decay in (None, "scalar", "channel"):
+                self.check_gradients(dtype, decay, with_erase_key)
 
     def test_layouts_do_not_change_results(self):
         x = on_gpu({name: tensor.bfloat16() for name, tensor in inputs(tokens=200, key_dim=64, value_dim=64).items()})
@@ -102,13 +116,14 @@ class Cuda(unittest.TestCase):
         self.assertEqual({operator.call_args.args[i].dtype for i in range(4)}, {torch.float16})
 
     def test_steps_are_the_forward(self):
-        x = on_gpu(inputs(tokens=4, decay="scalar"))
-        expected, expected_state = efla.chunk_efla(**x, output_final_state=True)
-        state = torch.zeros_like(expected_state)
-        steps = [efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=state, step="exact") for i in range(4)]
-        o = torch.stack(steps, dim=1)
-        assert_close(self, o.cpu(), expected.cpu(), what="o")
-        assert_close(self, state.cpu(), expected_state.cpu(), what="state")
+        for add_keys in (dict, with_erase_key):
+            x = on_gpu(add_keys(inputs(tokens=4, decay="scalar")))
+            expected, expected_state = efla.chunk_efla(**x, output_final_state=True)
+            state = torch.zeros_like(expected_state)
+            steps = [efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=state, step="exact") for i in range(4)]
+            o = torch.stack(steps, dim=1)
+            assert_close(self, o.cpu(), expected.cpu(), what="o")
+            assert_close(self, state.cpu(), expected_state.cpu(), what="state")
 
     def test_tokens_of_a_pool_agree_with_the_cpu(self):
         for state_dtype in (torch.float32, torch.bfloat16):
@@ -201,14 +216,6 @@ class Cuda(unittest.TestCase):
             efla.chunk_efla(**{**on_gpu(x), "beta": x["beta"]})
         with self.assertRaisesRegex(ValueError, "ref: it computes on the CPU, and the tensors are on cuda:0"):
             efla.chunk_efla(**{name: tensor.double() for name, tensor in on_gpu(x).items()})
-        x = on_gpu({**x, "erase_key": x["k"]})
-        for leaf in (x["q"], x["q"].clone().requires_grad_()):
-            for function in (efla.chunk_efla, efla.fused_recurrent_efla):
-                with self.assertRaisesRegex(ValueError, "recurrent_cuda: it does not take rules with two keys"):
-                    function(**{**x, "q": leaf})
-        token = {name: tensor[:, 0] for name, tensor in x.items()}
-        with self.assertRaisesRegex(ValueError, "recurrent_cuda: it does not take rules with two keys"):
-            efla.delta_rule_step(**token, state=state().cuda(), step="exact")
 
 
 @unittest.skipUnless(torch.cuda.device_count() >= 2, "fewer than two GPUs that this PyTorch can use")

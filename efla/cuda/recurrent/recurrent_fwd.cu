@@ -13,14 +13,14 @@ constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kSlice = kWarps * 32 / kParts * kColumns;  // value columns per thread block
 constexpr int kStage = 16;                               // tokens that are in shared memory at once
 
-template <int KD, bool kChannel>
-using Stage = TokenStage<KD, kChannel, kSlice, kStage>;
+template <int KD, bool kChannel, bool kTwoKeys>
+using Stage = TokenStage<KD, kChannel, kTwoKeys, kSlice, kStage>;
 
-template <int KD, bool kChannel, class T>
+template <int KD, bool kChannel, bool kTwoKeys, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     recurrent_fwd_kernel(const __grid_constant__ DeltaForward<T> p, int slices, float scale) {
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& stage = *reinterpret_cast<Stage<KD, kChannel>*>(memory);
+  auto& stage = *reinterpret_cast<Stage<KD, kChannel, kTwoKeys>*>(memory);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x % slices) * kSlice;
   const std::int64_t i_h = blockIdx.x / slices % p.shape.value_heads;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (std::int64_t start = at.begin; start < at.end; start += kStage) {
     const int rows = static_cast<int>(min(std::int64_t{kStage}, at.end - start));
     __syncthreads();
-    for (int r = warp; r < rows; r += kWarps) stage_token(p, at.i_b, start + r, i_h, first, r, lane, stage);
+    for (int r = warp; r < rows; r += kWarps) stage_token<T>(p, at.i_b, start + r, i_h, first, r, lane, stage);
     __syncthreads();
     for (int r = 0; r < rows; ++r) {
       if (p.chunk_states && (start + r - at.begin) % at.interval == 0) {
@@ -59,10 +59,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int key = columns.key(i);
         k[i] = stage.k[r][key];
         const float decay = stage.decay[r][kChannel ? key : 0];
+        const float erase_key = kTwoKeys ? stage.erasing(r)[key] : k[i];
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
           columns.s[j][i] *= decay;
-          erased[j] += columns.s[j][i] * k[i];
+          erased[j] += columns.s[j][i] * erase_key;
         }
       }
 #pragma unroll
@@ -96,14 +97,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <int KD, bool kChannel, class T>
+template <int KD, bool kChannel, bool kTwoKeys, class T>
 void launch(const DeltaForward<T>& p, cudaStream_t stream) {
   const std::int64_t slices = (p.shape.value_dim + kSlice - 1) / kSlice;
   const unsigned grid = grid_of("recurrent_fwd", p.shape.sequences() * p.shape.value_heads * slices);
-  constexpr int kBytes = sizeof(Stage<KD, kChannel>);
-  const auto kernel = recurrent_fwd_kernel<KD, kChannel, T>;
+  constexpr int kBytes = sizeof(Stage<KD, kChannel, kTwoKeys>);
+  const auto kernel = recurrent_fwd_kernel<KD, kChannel, kTwoKeys, T>;
   launch_kernel("recurrent_fwd", kernel, grid, kThreads, kBytes, stream, p, static_cast<int>(slices),
                 static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+}
+
+template <int KD, bool kChannel, class T>
+void launch(const DeltaForward<T>& p, cudaStream_t stream) {
+  if (p.rule.two_keys) return launch<KD, kChannel, true>(p, stream);
+  launch<KD, kChannel, false>(p, stream);
 }
 
 template <int KD, class T>

@@ -27,7 +27,11 @@ struct Layout {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kPieces = kLanes * kWarps, kColumns = kPieces * kPiece;  // pieces and columns per thread block
   static constexpr int kStep = kThreads / kPieces;  // rows that a thread block copies at once
-  static constexpr int kBlocks = KD > 128 ? 1 : 6;  // thread blocks per multiprocessor that registers must allow
+  // Thread blocks per multiprocessor that registers must allow.
+  template <bool kTwoKeys>
+  static constexpr int kBlocks = KD > 128   ? 1
+                                 : kTwoKeys ? 5
+                                            : 6;
   static_assert(kGroups == kRowGroups && kGroups >= kPiece && kStep % 8 == 0);
 };
 
@@ -211,8 +215,8 @@ struct Copy {
 };
 
 // Computes all tokens of a batch entry, a value head and kColumns value columns.
-template <int KD, bool kAligned, class T, class S, class L = Layout<KD, S>>
-__global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
+template <int KD, bool kAligned, bool kTwoKeys, class T, class S, class L = Layout<KD, S>>
+__global__ void __launch_bounds__(L::kThreads, kAligned ? L::template kBlocks<kTwoKeys> : 1)
     step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int heads, int group, int blocks_per_head, float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory<KD, S>*>(shared);
@@ -220,8 +224,10 @@ __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.shape.tokens);
   const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
   const int first = blockIdx.x % blocks_per_head * L::kColumns;
-  const auto read = [&](int t) { return read_token<KD, L::kColumns>(p, i_b, t, i_h, i_h / group, first, lane); };
-  StepTokenInputs<KD, L::kColumns, T> in;
+  const auto read = [&](int t) {
+    return read_token<KD, L::kColumns, kTwoKeys>(p, i_b, t, i_h, i_h / group, first, lane);
+  };
+  StepTokenInputs<KD, L::kColumns, kTwoKeys, T> in;
   if (warp < count) in = read(warp);
   const int own = warp * L::kSlice + lane % L::kLanes * L::kPiece + column_of<L>(lane);
   const int columns = static_cast<int>(p.shape.value_dim) - first;
@@ -287,16 +293,21 @@ __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
   copy.write([&](int row, const uint4& x) { return updated(x, last.decay[row], last.k[row], u); });
 }
 
-template <int KD, bool kAligned, class T, class S>
+template <int KD, bool kAligned, bool kTwoKeys, class T, class S>
 void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
   using L = Layout<KD, S>;
   const std::int64_t blocks_per_head = (p.shape.value_dim + L::kColumns - 1) / L::kColumns;
-  const auto kernel = step_kernel<KD, kAligned, T, S>;
+  const auto kernel = step_kernel<KD, kAligned, kTwoKeys, T, S>;
   const int bytes = Memory<KD, S>::bytes(p.shape.tokens);
   launch_kernel("step_fwd", kernel, grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head),
                 L::kThreads, static_cast<std::size_t>(bytes), stream, p, static_cast<int>(p.shape.value_heads),
                 static_cast<int>(p.shape.group()), static_cast<int>(blocks_per_head),
                 static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+}
+
+template <int KD, bool kAligned, class T, class S>
+void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
+  return p.rule.two_keys ? launch<KD, kAligned, true>(p, stream) : launch<KD, kAligned, false>(p, stream);
 }
 
 template <int KD, class T, class S>
@@ -333,8 +344,18 @@ void step_fwd(const DeltaSteps<T, S>& p, cudaStream_t stream) {
 
 template <class T, class S>
 void step_fwd(const DeltaStep<T, S>& p, cudaStream_t stream) {
-  step_fwd(DeltaSteps<T, S>{p.shape, p.rule, with_token_axis(p.q), with_token_axis(p.k), with_token_axis(p.v),
-                            with_token_axis(p.beta), with_token_axis(p.g), p.slots, p.state, with_token_axis(p.o)},
+  step_fwd(DeltaSteps<T, S>{p.shape,
+                            p.rule,
+                            with_token_axis(p.q),
+                            with_token_axis(p.k),
+                            with_token_axis(p.v),
+                            with_token_axis(p.beta),
+                            with_token_axis(p.g),
+                            p.slots,
+                            p.state,
+                            with_token_axis(p.o),
+                            {},
+                            with_token_axis(p.erase_key)},
            stream);
 }
 

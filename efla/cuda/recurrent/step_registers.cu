@@ -20,8 +20,8 @@ namespace {
 constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kWarps = kRowGroups / 2, kThreads = 32 * kWarps;
 
 // Thread blocks per multiprocessor that registers must allow.
-template <int KD>
-constexpr int kBlocks = KD > 64 ? 4 : 6;
+template <int KD, bool kTwoKeys>
+constexpr int kBlocks = KD > 64 ? (kTwoKeys ? 3 : 4) : (kTwoKeys ? 5 : 6);
 
 // Rows of a state per lane.
 template <int KD>
@@ -68,8 +68,8 @@ __device__ __forceinline__ auto sum_warps(F&& of_warp) {
   return (of_warp(0) + of_warp(1)) + (of_warp(2) + of_warp(3));
 }
 
-template <int KD, class T>
-__global__ void __launch_bounds__(kThreads, kBlocks<KD>)
+template <int KD, bool kTwoKeys, class T>
+__global__ void __launch_bounds__(kThreads, kBlocks<KD, kTwoKeys>)
     step_kernel(const __grid_constant__ DeltaSteps<T, float> p, int heads, int group, int blocks_per_head,
                 float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<KD>)
     return;
   }
   // Every warp prepares a token while the state is read. Tokens from number kWarps on are prepared before.
-  StepTokenInputs<KD, kBlockColumns, T> in;
+  StepTokenInputs<KD, kBlockColumns, kTwoKeys, T> in;
   for (int t = warp + (count - 1) / kWarps * kWarps; t >= 0; t -= kWarps) {
     if (t >= count) continue;
-    in = read_token<KD, kBlockColumns>(p, i_b, t, i_h, i_h / group, first, lane);
+    in = read_token<KD, kBlockColumns, kTwoKeys>(p, i_b, t, i_h, i_h / group, first, lane);
     if (t >= kWarps) finish_token(p.rule, in, lane, tokens[t]);
   }
   const int half = lane / kLanes, row = 4 * (2 * warp + half), own = lane % kLanes * 4;
@@ -139,18 +139,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks<KD>)
   }
 }
 
-template <int KD, class T>
+template <int KD, bool kTwoKeys, class T>
 void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
   static_assert(kThreads >= kBlockColumns);
   // More shared memory than the default would need an attribute of the kernel.
   static_assert(kMaxStepTokens * sizeof(Token<KD>) + 4 * kWarps * kBlockColumns * sizeof(float) <= 48 * 1024);
   const std::int64_t blocks_per_head = p.shape.value_dim / kBlockColumns;
   const int bytes = static_cast<int>(p.shape.tokens * sizeof(Token<KD>));
-  step_kernel<KD, T>
+  step_kernel<KD, kTwoKeys, T>
       <<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), kThreads, bytes, stream>>>(
           p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()),
           static_cast<int>(blocks_per_head), static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
   check_launch("step_fwd");
+}
+
+template <int KD, class T>
+void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
+  return p.rule.two_keys ? launch<KD, true>(p, stream) : launch<KD, false>(p, stream);
 }
 
 }  // namespace

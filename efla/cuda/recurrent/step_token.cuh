@@ -13,7 +13,7 @@ inline constexpr int kRowGroups = 8;
 __device__ constexpr int row_of(int i) { return i / 4 * 4 * kRowGroups + i % 4; }
 
 // What a token gives to the columns of a thread block, in shared memory. k and q are after the L2 norm, decayed_k and
-// decayed_q are times `decay`, and a is the erase gain.
+// decayed_q are times `decay`, and a is the erase gain. With two keys decayed_k is the erase key.
 template <int KD, int kColumns>
 struct StepToken {
   float decay[KD], k[KD], decayed_k[KD], decayed_q[KD];
@@ -22,21 +22,22 @@ struct StepToken {
 };
 
 // A token's inputs in the registers of a warp, as they are in memory: element lane + 32 i of g and v.
-template <int KD, int kColumns, class T>
+template <int KD, int kColumns, bool kTwoKeys, class T>
 struct StepTokenInputs {
   static constexpr int kValues = kColumns / 32;
-  RawRows<KD, T> rows;
+  RawRows<KD, kTwoKeys, T> rows;
   T beta, v[kValues];
   float g[KD / 32];
 };
 
 // Reads the inputs of token t. No read is used here, so that the caller can begin to read a state before it waits.
 // `first` is the first value column.
-template <int KD, int kColumns, class T, class S>
-__device__ __forceinline__ StepTokenInputs<KD, kColumns, T> read_token(const DeltaSteps<T, S>& p, int i_b, int t,
-                                                                       int i_h, int i_q, int first, int lane) {
-  StepTokenInputs<KD, kColumns, T> in;
-  in.rows = read_rows<KD>(p.q, p.k, i_b, t, i_q, lane);
+template <int KD, int kColumns, bool kTwoKeys, class T, class S>
+__device__ __forceinline__ StepTokenInputs<KD, kColumns, kTwoKeys, T> read_token(const DeltaSteps<T, S>& p, int i_b,
+                                                                                 int t, int i_h, int i_q, int first,
+                                                                                 int lane) {
+  StepTokenInputs<KD, kColumns, kTwoKeys, T> in;
+  in.rows = read_rows<KD, kTwoKeys, T>(p, i_b, t, i_q, lane);
   in.beta = p.beta(i_b, t, i_h);
   // A gate per head is read KD / 32 times, as if every key channel had it.
   const bool channels = p.rule.decay == Decay::channel;
@@ -53,11 +54,12 @@ __device__ __forceinline__ StepTokenInputs<KD, kColumns, T> read_token(const Del
 }
 
 // Computes a StepToken from a token's inputs. Run by one warp.
-template <int KD, int kColumns, class T>
-__device__ __forceinline__ void finish_token(const DeltaRule& rule, const StepTokenInputs<KD, kColumns, T>& in,
-                                             int lane, StepToken<KD, kColumns>& token) {
-  const TokenRows<KD> rows = normalised_rows(in.rows, rule.qk_l2norm);
-  const float alpha = gain_alpha(rule.step, to_float(in.beta), rows.lambda);
+template <int KD, int kColumns, bool kTwoKeys, class T>
+__device__ __forceinline__ void finish_token(const DeltaRule& rule,
+                                             const StepTokenInputs<KD, kColumns, kTwoKeys, T>& in, int lane,
+                                             StepToken<KD, kColumns>& token) {
+  const TokenRows<KD, kTwoKeys> rows = normalised_rows(in.rows, rule.qk_l2norm);
+  const float alpha = alpha_of<kTwoKeys>(rule.step, to_float(in.beta), rows.lambda);
   const float b = static_cast<float>(rule.step.write_scale) * alpha;
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
@@ -65,7 +67,7 @@ __device__ __forceinline__ void finish_token(const DeltaRule& rule, const StepTo
     const float decay = expf(in.g[i]);
     token.decay[key] = decay;
     token.k[key] = rows.k[i];
-    token.decayed_k[key] = decay * rows.k[i];
+    token.decayed_k[key] = decay * rows.erasing()[i];
     token.decayed_q[key] = decay * rows.q[i];
   }
 #pragma unroll

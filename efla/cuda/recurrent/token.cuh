@@ -67,38 +67,49 @@ __device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s
   return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
 }
 
-// A token's query and key as they are in memory.
-template <int KD, class T>
+// A token's query and key as they are in memory, and with kTwoKeys its erase key.
+template <int KD, bool kTwoKeys, class T>
 struct RawRows {
-  T q[KD / 32], k[KD / 32];
+  T q[KD / 32], k[KD / 32], erase_key[kTwoKeys ? KD / 32 : 0];
 };
 
-// Reads the rows of q and k. Both reads come before any use, so that one wait for memory suffices.
-template <int KD, class T>
-__device__ __forceinline__ RawRows<KD, T> read_rows(const View<const T, 4>& q, const View<const T, 4>& k,
-                                                    std::int64_t i_b, std::int64_t t, std::int64_t i_q, int lane) {
-  RawRows<KD, T> rows;
-  read_row<KD>(q, i_b, t, i_q, lane, rows.q);
-  read_row<KD>(k, i_b, t, i_q, lane, rows.k);
+// Reads the rows of q, k and the erase key. All reads come before any use, so that one wait for memory suffices.
+template <int KD, bool kTwoKeys, class T, class Problem>
+__device__ __forceinline__ RawRows<KD, kTwoKeys, T> read_rows(const Problem& p, std::int64_t i_b, std::int64_t t,
+                                                              std::int64_t i_q, int lane) {
+  RawRows<KD, kTwoKeys, T> rows;
+  read_row<KD>(p.q, i_b, t, i_q, lane, rows.q);
+  read_row<KD>(p.k, i_b, t, i_q, lane, rows.k);
+  if constexpr (kTwoKeys) read_row<KD>(p.erase_key, i_b, t, i_q, lane, rows.erase_key);
   return rows;
 }
 
-// A token's query and key, after the L2 norm if the rule has one, and the factors of the norm.
-template <int KD>
+// A token's query and keys, after the L2 norm if the rule has one, and the factors of the norm.
+template <int KD, bool kTwoKeys>
 struct TokenRows {
-  float q[KD / 32], k[KD / 32];
+  float q[KD / 32], k[KD / 32], erase_key[kTwoKeys ? KD / 32 : 0];
   float q_factor = 1, k_factor = 1;
-  float lambda, q_dot_k;  // Σk² and q·k
+  float lambda, q_dot_k;  // Σk², or with two keys μ = κ·k, and q·k
+
+  // Returns the key that erases.
+  __device__ __forceinline__ const float (&erasing() const)[KD / 32] {
+    if constexpr (kTwoKeys) {
+      return erase_key;
+    } else {
+      return k;
+    }
+  }
 };
 
-// Returns the rows after the L2 norm, if the rule has one, with λ and q·k.
-template <int KD, class T>
-__device__ __forceinline__ TokenRows<KD> normalised_rows(const RawRows<KD, T>& raw, bool l2norm) {
-  TokenRows<KD> rows;
+// Returns the rows after the L2 norm, if the rule has one, with λ or μ and q·k.
+template <int KD, bool kTwoKeys, class T>
+__device__ __forceinline__ TokenRows<KD, kTwoKeys> normalised_rows(const RawRows<KD, kTwoKeys, T>& raw, bool l2norm) {
+  TokenRows<KD, kTwoKeys> rows;
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     rows.q[i] = to_float(raw.q[i]);
     rows.k[i] = to_float(raw.k[i]);
+    if constexpr (kTwoKeys) rows.erase_key[i] = to_float(raw.erase_key[i]);
   }
   if (l2norm) {
     constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
@@ -109,43 +120,61 @@ __device__ __forceinline__ TokenRows<KD> normalised_rows(const RawRows<KD, T>& r
     for (int i = 0; i < KD / 32; ++i) {
       rows.q[i] *= rows.q_factor;
       rows.k[i] *= rows.k_factor;
+      if constexpr (kTwoKeys) rows.erase_key[i] *= rows.k_factor;
     }
   }
-  const float2 products = warp_sum(float2{dot_lane(rows.k, rows.k), dot_lane(rows.q, rows.k)});
+  const float2 products = warp_sum(float2{dot_lane(rows.erasing(), rows.k), dot_lane(rows.q, rows.k)});
   rows.lambda = products.x;
   rows.q_dot_k = products.y;
   return rows;
 }
 
+// Returns α of a token, from TokenRows::lambda.
+template <bool kTwoKeys>
+__device__ __forceinline__ float alpha_of(const StepSize& step, float beta, float lambda) {
+  return kTwoKeys ? two_key_alpha(step, beta, lambda) : gain_alpha(step, beta, lambda);
+}
+
 // What kTokens tokens give to kSlice value columns, in shared memory: float32, after the L2 norm. Keys beyond K and
 // columns beyond V are zeros. a and b are the gains.
-template <int KD, bool kChannel, int kSlice, int kTokens>
+template <int KD, bool kChannel, bool kTwoKeys, int kSlice, int kTokens>
 struct TokenStage {
   float q[kTokens][KD], k[kTokens][KD];
   float decay[kTokens][kChannel ? KD : 1];
   float v[kTokens][kSlice];
   float a[kTokens], b[kTokens];
+  float erase_key[kTwoKeys ? kTokens : 0][KD];
+
+  // Returns the key with which token r erases.
+  __device__ __forceinline__ const float (&erasing(int r) const)[KD] {
+    if constexpr (kTwoKeys) {
+      return erase_key[r];
+    } else {
+      return k[r];
+    }
+  }
 };
 
 // Writes token t of a forward or a backward problem to row r of the stage. `first` is the first value column. Run by
 // one warp.
-template <int KD, bool kChannel, int kSlice, int kTokens, class Problem>
+template <class T, int KD, bool kChannel, bool kTwoKeys, int kSlice, int kTokens, class Problem>
 __device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h, std::int64_t first,
-                            int r, int lane, TokenStage<KD, kChannel, kSlice, kTokens>& stage) {
-  const TokenRows<KD> rows =
-      normalised_rows(read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane), p.rule.qk_l2norm);
+                            int r, int lane, TokenStage<KD, kChannel, kTwoKeys, kSlice, kTokens>& stage) {
+  const TokenRows<KD, kTwoKeys> rows =
+      normalised_rows(read_rows<KD, kTwoKeys, T>(p, i_b, t, i_h / p.shape.group(), lane), p.rule.qk_l2norm);
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
     stage.q[r][key] = rows.q[i];
     stage.k[r][key] = rows.k[i];
+    if constexpr (kTwoKeys) stage.erase_key[r][key] = rows.erase_key[i];
     if constexpr (kChannel) stage.decay[r][key] = key < p.shape.key_dim ? expf(p.g(i_b, t, i_h, key)) : 1.0F;
   }
   for (int j = lane; j < kSlice; j += 32) {
     stage.v[r][j] = first + j < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, first + j)) : 0.0F;
   }
   if (lane == 0) {
-    const float alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, t, i_h)), rows.lambda);
+    const float alpha = alpha_of<kTwoKeys>(p.rule.step, to_float(p.beta(i_b, t, i_h)), rows.lambda);
     stage.a[r] = static_cast<float>(p.rule.step.erase_scale) * alpha;
     stage.b[r] = static_cast<float>(p.rule.step.write_scale) * alpha;
     if constexpr (!kChannel) stage.decay[r][0] = p.g ? expf(p.g(i_b, t, i_h, 0)) : 1.0F;

@@ -30,7 +30,7 @@ def delta_rule_step(
         q, k: [B, H, K], float32, bfloat16 or float16; v: [B, HV, V]; beta: [B, HV]; g: [B, HV], [B, HV, K] or None.
         state: [B, HV, K, V], float32 or bfloat16 (rounded at every token), overwritten with the next one.
         step: "euler" for DeltaNet, Gated DeltaNet and KDA, "exact" for EFLA, or another of chunk_efla's.
-        erase_key: [B, H, K] or None, on a CPU only; scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as chunk_efla.
+        erase_key: [B, H, K] or None; scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as chunk_efla.
 
     Returns:
         o [B, HV, V] in the dtype of q. Raises ValueError naming the argument.
@@ -96,7 +96,7 @@ def delta_rule_steps(
             outputs. None: T. Speculative decoding can thus reject tokens without waiting for a GPU: a call takes the
             tokens accepted after the last call, which the state keeps, then new drafts. On a GPU values outside 0 to T
             are clamped.
-        erase_key: [B, T, H, K] or None, on a CPU only; step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
+        erase_key: [B, T, H, K] or None; step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
 
     Returns:
         o [B, T, HV, V] in the dtype of q, the same bits as of T calls of delta_rule_step. Raises ValueError naming the

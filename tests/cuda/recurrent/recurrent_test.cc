@@ -85,6 +85,7 @@ TEST_P(CudaRecurrent, Float16) {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaRecurrent, testing::ValuesIn(delta_cases()),
                          [](const auto& info) { return name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(TwoKeys, CudaRecurrent, testing::ValuesIn(two_key_cases_on_gpus()), indexed_name);
 
 // More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
 TEST(CudaRecurrentLaunch, ManySequencesInAGraph) {

@@ -96,6 +96,7 @@ Decoded<T, S> decode(const DeltaCase& c, DeltaData<T>& data, std::int64_t per_ca
                                                       {static_cast<std::int64_t>(slots.size())});
     p.states = device_pool.view();
     p.o = tokens_of(all.o, t, count);
+    p.erase_key = tokens_of(all.erase_key, t, count);
     gpu::step_fwd(p, nullptr);
     t += count;
   }
@@ -166,6 +167,7 @@ class CudaStep : public testing::TestWithParam<DeltaCase> {
       p.g = without_tokens(all.g, t);
       p.state = states.view();
       p.o = without_tokens(all.o, t);
+      p.erase_key = without_tokens(all.erase_key, t);
       ref::step(p);
     }
     data.final_state.assign(states.values());
@@ -187,18 +189,23 @@ TEST_P(CudaStep, Float16NarrowState) {
 
 std::vector<DeltaCase> step_cases() {
   std::vector<DeltaCase> cases;
-  for (DeltaCase c : delta_cases()) {
-    if (!c.cu_seqlens.empty()) continue;
-    c.tokens = std::min<std::int64_t>(c.tokens, 40);
-    cases.push_back(c);
+  for (const auto& family : {delta_cases(), two_key_cases_on_gpus()}) {
+    for (DeltaCase c : family) {
+      if (!c.cu_seqlens.empty()) continue;
+      c.tokens = std::min<std::int64_t>(c.tokens, 40);
+      cases.push_back(c);
+    }
   }
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
-      DeltaCase c{"exact", 1, 1, true, 3, 36, 2, dim, dim, 1, Layout::contiguous, true, true, false};
-      c.decay = decay;
-      c.gate = 0.5;
-      c.group = 2;
-      cases.push_back(c);
+      for (const EraseKey erase_key : {EraseKey::none, EraseKey::gated}) {
+        DeltaCase c{"exact", 1, 1, true, 3, 36, 2, dim, dim, 1, Layout::contiguous, true, true, false};
+        c.decay = decay;
+        c.gate = 0.5;
+        c.group = 2;
+        c.erase_key = erase_key;
+        cases.push_back(c);
+      }
     }
   }
   return cases;
@@ -227,7 +234,7 @@ TEST(CudaStepPool, SkippedEntry) {
 
 // A state keeps the first tokens to the same bits, as if there had been no others; all outputs are computed.
 template <class T, class S>
-void expect_kept(std::int64_t dim) {
+void expect_kept(std::int64_t dim, EraseKey erase_key) {
   constexpr std::int64_t kTokens = 5;
   // Of each entry, and what values outside 0 to T count as; the third entry has no state.
   const std::vector<std::int64_t> given{3, -1, 4, kTokens + 1, 1}, kept{3, 0, 0, kTokens, 1}, slots{4, 0, -1, 1, 2};
@@ -235,6 +242,7 @@ void expect_kept(std::int64_t dim) {
   DeltaCase c{"exact", 1, 1, true, batch, kTokens, 2, dim, dim, 1, Layout::contiguous, true, true, false};
   c.decay = Decay::scalar;
   c.gate = 0.5;
+  c.erase_key = erase_key;
   DeltaData<T> data(c);
   Tensor<S, 4> states({batch, c.heads, dim, dim});
   const std::vector<double> initial = data.initial_state.values();
@@ -252,6 +260,7 @@ void expect_kept(std::int64_t dim) {
     const DeltaForward<T> f = device.forward();
     DeltaSteps<T, S> p{f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, upload(slots, on_device), device_states.view(),
                        f.o};
+    p.erase_key = f.erase_key;
     p.shape.tokens = count;
     if (rolls_back) p.kept = upload(given, on_device + batch);
     gpu::step_fwd(p, nullptr);
@@ -275,8 +284,10 @@ void expect_kept(std::int64_t dim) {
 
 TEST(CudaStepPool, RollsBackTokensThatAreNotKept) {
   for (const std::int64_t dim : {64, 101, 128, 256}) {  // of float32 states 64 and 128 in registers, 101 by elements
-    expect_kept<float, float>(dim);
-    expect_kept<bfloat16, bfloat16>(dim);
+    for (const EraseKey erase_key : {EraseKey::none, EraseKey::free}) {
+      expect_kept<float, float>(dim, erase_key);
+      expect_kept<bfloat16, bfloat16>(dim, erase_key);
+    }
   }
 }
 
