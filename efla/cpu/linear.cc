@@ -1,8 +1,7 @@
 // The product of rows of x with a weight, on vector units (docs/ops/linear.md). A task has a block of outputs: some
-// rows of x by some rows of the weight. A tile of the block, a few rows of x by a few rows of the weight, keeps one
-// vector of partial sums per output in registers while it goes through the columns. Few rows of x are computed together
-// with the same rows of the weight, so that the weight is read from memory once. Products of bfloat16 with bfloat16 add
-// the products of two neighbouring columns to each partial sum (VDPBF16PS).
+// rows of x by some rows of the weight. Few rows of x are computed together with the same rows of the weight, so that
+// the weight is read from memory once. Rows of quantised blocks are written as rows of numbers, a few at a time, and
+// these are multiplied.
 #include "efla/cpu/linear.h"
 
 #include <algorithm>
@@ -18,366 +17,11 @@
 #define HWY_TARGET_INCLUDE "efla/cpu/linear.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
-#include "efla/cpu/common/element-inl.h"
-#include "hwy/cache_control.h"
-#include "hwy/highway.h"
-
-#ifndef EFLA_CPU_LINEAR_ONCE_
-#define EFLA_CPU_LINEAR_ONCE_
-namespace efla::cpu {
-
-// Greatest number of rows of x that are computed together with a few rows of the weight, so that the weight is read
-// from memory once.
-inline constexpr int kPassRows = 8;
-
-// Least number of bytes between the elements of a weight that a tile reads and the elements that the tile prefetches;
-// twice as many if two tiles read the same rows of the weight.
-inline constexpr std::int64_t kPrefetchBytes = 8192;
-
-// Least number of bytes of the weights of a call for which few rows of x go through one row of the weight after
-// another. The processor prefetches such weights from memory faster than several rows at a time. With fewer bytes they
-// are often in a cache, where several rows at a time are faster.
-inline constexpr std::int64_t kStreamBytes = 1 << 20;
-
-// Greatest number of bytes of a row of x for which many rows of x go through all rows of a block, so that the rows of x
-// of a tile stay in the first-level cache. Meanwhile the sums of the tiles are kept in memory. A multiple of
-// kScaleBlock elements.
-inline constexpr std::int64_t kPassBytes = 4096;
-
-// Greatest number of rows of the weight in a task whose sums are kept.
-inline constexpr std::int64_t kPassOutputs = 48;
-
-// The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
-struct LinearBlock {
-  std::int64_t m_begin, m_end, n_begin, n_end;
-};
-
-// The rows of a product. X: float, or bfloat16 if the rows of x are rounded.
-template <class X>
-struct LinearRows {
-  View<const X, 2> x;
-  View<float, 2> y;
-};
-
-}  // namespace efla::cpu
-#endif
+#include "efla/cpu/linear_blocks-inl.h"
+#include "efla/cpu/linear_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
-
-// The greatest number of vectors of sums that a tile keeps in registers. With scales each sum needs two vectors. If
-// these are too many, the totals are kept in memory.
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-inline constexpr int kSumRegisters = 24;
-#else
-inline constexpr int kSumRegisters = 16;
-#endif
-
-// A tile of kTileRows rows of x and three rows of the weight needs the fewest loads per product.
-template <bool kScaled>
-inline constexpr int kTileRows = kSumRegisters >= 24 && !kScaled ? 8 : 4;
-
-// A row of the weight. at() returns a vector of the row, without the scale of its block.
-template <class W>
-struct WeightRow {
-  const W* data = nullptr;
-  const float* scales = nullptr;  // one per kScaleBlock columns, or none
-
-  template <class D>
-  HWY_INLINE hn::Vec<D> at(D d, std::size_t c) const {
-    if constexpr (std::is_same_v<W, std::int8_t>) {
-      const hn::Rebind<std::int8_t, D> d8;
-      const hn::Rebind<std::int32_t, D> d32;
-      return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, data + c)));
-    } else {
-      return load(d, data + c);
-    }
-  }
-};
-
-// Returns a vector of a row of x or of the weight: of floats, or of pairs of bfloat16 numbers.
-template <bool kPairs, class D, class T>
-HWY_INLINE hn::Vec<D> vector_of(D d, const T* row, std::size_t c) {
-  if constexpr (kPairs) {
-    return hn::LoadU(d, reinterpret_cast<const float*>(row + c));
-  } else {
-    return load(d, row + c);
-  }
-}
-template <bool kPairs, class D, class W>
-HWY_INLINE hn::Vec<D> vector_of(D d, const WeightRow<W>& row, std::size_t c) {
-  if constexpr (kPairs) {
-    return vector_of<kPairs>(d, row.data, c);
-  } else {
-    return row.at(d, c);
-  }
-}
-
-// Returns sum + w · x, in every lane the products of two numbers with kPairs. The compilers' own function for pairs is
-// not available in a function for AVX-512 alone.
-template <bool kPairs, class V>
-HWY_INLINE V add_product(V w, V x, V sum) {
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  if constexpr (kPairs) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(w.raw), "v"(x.raw));
-    return sum;
-  }
-#endif
-  return hn::MulAdd(w, x, sum);
-}
-
-// Prefetches the columns of a block in the row that begins `bytes` bytes after this row: every kParts-th cache line.
-template <int kPart, int kParts, class W>
-HWY_INLINE void prefetch(const WeightRow<W>& row, std::size_t block, std::size_t bytes) {
-  constexpr std::size_t kLine = 64;
-  const auto* from = reinterpret_cast<const char*>(row.data + block) + bytes;
-  for (std::size_t i = kPart * kLine; i < kScaleBlock * sizeof(W); i += kParts * kLine) hwy::Prefetch(from + i);
-}
-
-#if HWY_TARGET != HWY_SCALAR
-// Returns, in every group of 2·kSpan lanes, the sums of the group's halves: of a in the first kSpan lanes, of b in the
-// others.
-template <std::size_t kSpan, class D, class V = hn::Vec<D>>
-HWY_INLINE V add_halves(D d, V a, V b) {
-  if constexpr (kSpan == 1) {
-    return hn::Add(hn::OddEven(b, a), hn::Shuffle2301(hn::OddEven(a, b)));
-  } else if constexpr (kSpan == 2) {
-    const hn::RepartitionToWide<D> pairs;
-    const auto outer = hn::BitCast(d, hn::OddEven(hn::BitCast(pairs, b), hn::BitCast(pairs, a)));
-    return hn::Add(outer, hn::CombineShiftRightBytes<2 * sizeof(float)>(d, b, a));
-  } else if constexpr (2 * kSpan < hn::MaxLanes(d)) {
-    return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
-  } else {
-    return hn::Add(hn::ConcatUpperLower(d, b, a), hn::ConcatLowerUpper(d, b, a));
-  }
-}
-#endif
-
-// Returns the sums of the lanes of the vectors at(0) to at(kCount − 1), one per lane, which takes fewer additions than
-// one sum after another. A sum adds the halves of its vector, then the halves of the result, and so on. With kSpan > 1
-// the result has kSpan lanes of each of at(kFirst), at(kFirst + kSpan), …, which are still to be added.
-template <std::size_t kCount, std::size_t kSpan = 1, std::size_t kFirst = 0, class D, class F>
-HWY_INLINE hn::Vec<D> sums_of_lanes(D d, const F& at) {
-  if constexpr (kSpan == hn::MaxLanes(d)) {
-    return at(kFirst);
-  } else {
-    const auto a = sums_of_lanes<kCount, 2 * kSpan, kFirst>(d, at);
-    auto b = a;
-    if constexpr (kFirst + kSpan < kCount) b = sums_of_lanes<kCount, 2 * kSpan, kFirst + kSpan>(d, at);
-    return add_halves<kSpan>(d, a, b);
-  }
-}
-
-// Stores the sums of the lanes of kCount vectors. `to` has room for whole vectors.
-template <std::size_t kCount, std::size_t kFirst = 0, class D, class F>
-HWY_INLINE void store_sums(D d, const F& at, float* to) {
-  constexpr std::size_t kLanes = hn::MaxLanes(d), kNext = kFirst + kLanes;
-  hn::Store(sums_of_lanes<std::min(kCount, kNext), 1, kFirst>(d, at), d, to + kFirst);
-  if constexpr (kNext < kCount) store_sums<kCount, kNext>(d, at, to);
-}
-
-// The columns that a tile goes through. The sums over the columns before them are in `kept`, and the tile leaves its
-// own sums there unless `last`.
-struct ColumnPart {
-  std::size_t begin, end;
-  bool last;
-  float* kept;
-};
-
-// Computes M rows of x with N rows of the weight, and prefetches the rows of the weight that begin `ahead` bytes later;
-// 0: none. Each output has one vector of partial sums, whatever M and N are. The columns that fill no vector are added
-// at the end. With scales the partial sums of a block are multiplied by the scale of the block. This is tile kPart of
-// kParts tiles with the same rows of the weight, which share the prefetches, because a core can wait for only a few
-// cache lines at once.
-template <int M, int N, bool kScaled, int kPart, int kParts, class X, class W>
-HWY_INLINE void tile(const LinearRows<X>& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
-                     std::int64_t n, const ColumnPart& part) {
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> d1;
-  using Vec = hn::Vec<decltype(d)>;
-  constexpr bool kPairs = std::is_same_v<X, bfloat16>;
-  constexpr std::size_t kLanes = hn::MaxLanes(d);
-  const std::size_t size = part.end, lanes = hn::Lanes(d), step = kPairs ? 2 * lanes : lanes;
-  const X* x[M];
-  // With scales `sum` is the sum over one block. The sum over the blocks so far is in `total`, or in `stored` if
-  // registers have no room.
-  constexpr bool kInMemory = kScaled && 2 * M * N > kSumRegisters;
-  HWY_ALIGN float stored[kInMemory ? M * N * hn::MaxLanes(d) : 1] = {};
-  Vec sum[M][N], total[M][N];
-  for (int i = 0; i < M; ++i) {
-    x[i] = p.x.at(m + i);
-    for (int j = 0; j < N; ++j) sum[i][j] = total[i][j] = hn::Zero(d);
-  }
-  const auto kept = [&](int i, int j) { return part.kept + (i * N + j) * lanes; };
-  for (int i = 0; i < M && !kScaled && part.begin > 0; ++i) {
-    for (int j = 0; j < N; ++j) sum[i][j] = hn::Load(d, kept(i, j));
-  }
-  std::size_t at = part.begin;
-  for (std::size_t block = part.begin; block + step <= size; block += kScaleBlock) {
-    const std::size_t end = std::min(block + kScaleBlock, size);
-    for (int j = 0; j < N && ahead > 0; ++j) prefetch<kPart, kParts>(weight[j], block, ahead);
-    for (int i = 0; i < M && kScaled; ++i) {
-      for (int j = 0; j < N; ++j) sum[i][j] = hn::Zero(d);
-    }
-    for (; at + step <= end; at += step) {
-      if constexpr (M == 1) {  // in this order no vector of the weight waits for its product in a register
-        const auto v = vector_of<kPairs>(d, x[0], at);
-        for (int j = 0; j < N; ++j) {
-          sum[0][j] = add_product<kPairs>(vector_of<kPairs>(d, weight[j], at), v, sum[0][j]);
-        }
-        continue;
-      }
-      Vec w[N];
-      for (int j = 0; j < N; ++j) w[j] = vector_of<kPairs>(d, weight[j], at);
-      for (int i = 0; i < M; ++i) {
-        auto v = vector_of<kPairs>(d, x[i], at);
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-        // Keeps v in one of 32 registers. GCC would read it from memory for each product, and reads bound this loop.
-        asm("" : "+v"(v.raw));
-#endif
-        for (int j = 0; j < N; ++j) sum[i][j] = add_product<kPairs>(w[j], v, sum[i][j]);
-      }
-    }
-    if constexpr (kScaled) {
-      for (int j = 0; j < N; ++j) {
-        const auto scale = hn::Set(d, weight[j].scales[block / kScaleBlock]);
-        for (int i = 0; i < M; ++i) {
-          if constexpr (kInMemory) {
-            float* const to = stored + (i * N + j) * lanes;
-            hn::Store(hn::MulAdd(scale, sum[i][j], hn::Load(d, to)), d, to);
-          } else {
-            total[i][j] = hn::MulAdd(scale, sum[i][j], total[i][j]);
-          }
-        }
-      }
-    }
-  }
-  if (!kScaled && !part.last) {
-    for (int i = 0; i < M; ++i) {
-      for (int j = 0; j < N; ++j) hn::Store(sum[i][j], d, kept(i, j));
-    }
-    return;
-  }
-  HWY_ALIGN float sums[(M * N + kLanes - 1) / kLanes * kLanes];
-  if constexpr (kInMemory) {  // one after another, because GCC would keep `stored` in registers, which it lacks
-    for (std::size_t k = 0; k < M * N; ++k) {
-      sums[k] = hn::GetLane(sums_of_lanes<1>(d, [&](std::size_t) HWY_ATTR { return hn::Load(d, stored + k * lanes); }));
-    }
-  } else {
-    store_sums<M * N>(
-        d, [&](std::size_t k) HWY_ATTR { return (kScaled ? total : sum)[k / N][k % N]; }, sums);
-  }
-  HWY_UNROLL(8)  // only this loop: with the inner one too the product of one row is slower
-  for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < N; ++j) {
-      auto rest = hn::Set(d1, sums[i * N + j]);
-      for (std::size_t c = at; c < size; ++c) {
-        auto w = weight[j].at(d1, c);
-        if constexpr (kScaled) w = hn::Mul(hn::Set(d1, weight[j].scales[c / kScaleBlock]), w);
-        rest = hn::MulAdd(w, load(d1, x[i] + c), rest);
-      }
-      p.y(m + i, n + j) = hn::GetLane(rest);
-    }
-  }
-}
-
-// The rows of a weight.
-template <class W>
-struct WeightRows {
-  View<const W, 2> data;
-  View<const float, 2> scales;
-  bool far;     // in memory rather than in a cache
-  bool stream;  // in a call with kStreamBytes of weights
-
-  HWY_INLINE WeightRow<W> row(std::int64_t n) const { return {data.at(n), scales ? scales.at(n) : nullptr}; }
-};
-
-// Computes M rows of x from row m on, and the next kMore rows, with a block's rows of the weight.
-template <int M, bool kScaled, int kMore = 0, bool kStream = false, class X, class W>
-HWY_INLINE void tiles(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight,
-                      ColumnPart part) {
-  // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
-  constexpr bool kWide = kTileRows<kScaled> == 8;
-  constexpr int N = kStream ? 1 : M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 || kWide ? 3 : 2;
-  constexpr int kParts = kMore > 0 ? 2 : 1;
-  std::int64_t n = block.n_begin;
-  const std::int64_t bytes =
-      std::max<std::int64_t>(1, N * weight.data.stride[0] * static_cast<std::int64_t>(sizeof(W)));
-  const auto ahead = static_cast<std::size_t>(weight.far ? (kParts * kPrefetchBytes + bytes - 1) / bytes * bytes : 0);
-  for (; n + N <= block.n_end; n += N) {
-    WeightRow<W> rows[N];
-    for (int j = 0; j < N; ++j) rows[j] = weight.row(n + j);
-    tile<M, N, kScaled, 0, kParts>(p, rows, ahead, m, n, part);
-    if constexpr (kMore > 0) tile<kMore, N, kScaled, 1, kParts>(p, rows, ahead, m + M, n, part);
-    if (part.kept != nullptr) part.kept += M * N * hn::MaxLanes(hn::ScalableTag<float>());
-  }
-  for (; n < block.n_end; ++n) {
-    const WeightRow<W> only = weight.row(n);
-    tile<M, 1, kScaled, 0, kParts>(p, &only, 0, m, n, part);
-    if constexpr (kMore > 0) tile<kMore, 1, kScaled, 1, kParts>(p, &only, 0, m + M, n, part);
-    if (part.kept != nullptr) part.kept += M * hn::MaxLanes(hn::ScalableTag<float>());
-  }
-}
-
-// Computes kTileRows rows of x from row m on with a block's rows of the weight, some columns at a time if they are
-// many.
-template <bool kScaled, class X, class W>
-HWY_INLINE void tiles_of_many(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m,
-                              const WeightRows<W>& weight) {
-  constexpr int kRows = kTileRows<kScaled>;
-  constexpr std::size_t kPassColumns = kPassBytes / sizeof(X);
-  const auto size = static_cast<std::size_t>(p.x.extent[1]);
-  if (kScaled || size <= kPassColumns || block.n_end - block.n_begin > kPassOutputs) {
-    return tiles<kRows, kScaled>(p, block, m, weight, {0, size, true, nullptr});
-  }
-  HWY_ALIGN float kept[kRows * kPassOutputs * hn::MaxLanes(hn::ScalableTag<float>())];
-  for (std::size_t begin = 0; begin < size; begin += kPassColumns) {
-    const std::size_t end = std::min<std::size_t>(begin + kPassColumns, size);
-    tiles<kRows, kScaled>(p, block, m, weight, {begin, end, end == size, kept});
-  }
-}
-
-// Computes M rows of x, which are all rows of a block, with the block's rows of the weight.
-template <int M, bool kScaled, class X, class W>
-HWY_INLINE void tiles_of_few(const LinearRows<X>& p, const LinearBlock& block, std::int64_t m,
-                             const WeightRows<W>& weight, const ColumnPart& part) {
-  // With more rows of x the products of one row of the weight take longer than reading it.
-  if constexpr (M <= (std::is_same_v<X, bfloat16> ? 4 : 2)) {
-    if (weight.far && weight.stream) return tiles<M, kScaled, 0, true>(p, block, m, weight, part);
-  }
-  tiles<M, kScaled>(p, block, m, weight, part);
-}
-
-// Computes a block: kTileRows rows of x at a time, and the last kPassRows rows or fewer together. The weight is read
-// from memory by the first of them.
-template <bool kScaled, class X, class W>
-HWY_INLINE void all_tiles(const LinearRows<X>& p, const LinearBlock& block, WeightRows<W> weight) {
-  constexpr int kRows = kTileRows<kScaled>;
-  const ColumnPart all{0, static_cast<std::size_t>(p.x.extent[1]), true, nullptr};
-  std::int64_t m = block.m_begin;
-  for (; m + kPassRows < block.m_end; m += kRows) {
-    tiles_of_many<kScaled>(p, block, m, weight);
-    weight.far = false;
-  }
-  switch (block.m_end - m) {
-    case 1:
-      return tiles_of_few<1, kScaled>(p, block, m, weight, all);
-    case 2:
-      return tiles_of_few<2, kScaled>(p, block, m, weight, all);
-    case 3:
-      return tiles_of_few<3, kScaled>(p, block, m, weight, all);
-    case 4:
-      return tiles_of_few<4, kScaled>(p, block, m, weight, all);
-    case 5:
-      return tiles<5, kScaled>(p, block, m, weight, all);
-    case 6:
-      return tiles<6, kScaled>(p, block, m, weight, all);
-    case 7:
-      return tiles<std::min(kRows, 7), kScaled, std::max(0, 7 - kRows)>(p, block, m, weight, all);
-    default:
-      return tiles<kRows, kScaled, 8 - kRows>(p, block, m, weight, all);
-  }
-}
 
 template <class W>
 void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block, bool stream) {
@@ -404,6 +48,31 @@ void linear_block_pairs(const LinearRows<bfloat16>& p, const View<const bfloat16
 }
 #endif
 
+// Computes a block with a quantised weight, whose numbers get the type of x. `room` is for the numbers of room_for(…)
+// rows. bfloat16 needs uses_bfloat16() of common/target.h.
+template <class X>
+void linear_block_quantised(const LinearRows<X>& p, const QuantMatrix& weight, const LinearBlock& block, X* room) {
+  const std::int64_t step = room_for(block);
+  for (std::int64_t n = block.n_begin; n < block.n_end; n += step) {
+    const std::int64_t count = std::min(step, block.n_end - n);
+    write_rows(weight, n, n + count, room);
+    LinearRows<X> part = p;
+    part.y.data += n * p.y.stride[1];
+    const auto rows = View<const X, 2>::contiguous(room, {count, weight.columns});
+    all_tiles<false>(part, {block.m_begin, block.m_end, 0, count}, WeightRows<X>{rows, {}, false, false});
+  }
+}
+
+void linear_block_wide(const LinearForward& p, const LinearBlock& block, float* room) {
+  linear_block_quantised<float>({p.x, p.y}, p.quant_weight, block, room);
+}
+#if HWY_TARGET == HWY_AVX3
+void linear_block_narrow(const LinearRows<bfloat16>& p, const QuantMatrix& weight, const LinearBlock& block,
+                         bfloat16* room) {
+  linear_block_quantised(p, weight, block, room);
+}
+#endif
+
 // Rounds row m of x to bfloat16.
 void round_row(const View<const float, 2>& x, std::int64_t m, bfloat16* to) {
   const float* from = x.at(m);
@@ -420,6 +89,7 @@ namespace efla::cpu {
 HWY_EXPORT(linear_block_f32);
 HWY_EXPORT(linear_block_bf16);
 HWY_EXPORT(linear_block_int8);
+HWY_EXPORT(linear_block_wide);
 HWY_EXPORT(round_row);
 
 namespace {
@@ -446,18 +116,41 @@ std::int64_t element_bytes(const LinearForward& p) {
 // Returns how a problem is cut into tasks. Many rows of x are cut so that a block of the weight stays in the
 // second-level cache while all rows are multiplied by it.
 LinearCut cut_of(const LinearForward& p, const LinearPlan& plan) {
-  constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kManyFloats = 1 << 16;
+  // Many rows share the numbers of a quantised weight, which each task writes.
+  constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kQuantRowsPerTask = 256, kManyFloats = 1 << 16;
   constexpr std::int64_t kTile = 24;  // a multiple of the number of weight rows of most tiles
   const std::int64_t rows = p.x.extent[0], outputs = p.outputs();
   if (rows == 0 || outputs == 0) return {};
   const bool few = rows <= kFewRows;
   const std::int64_t floats = few ? plan.few_floats : kManyFloats;
   const std::int64_t n_step = floats == 0 ? outputs : std::max(kTile, floats / columns_of(p) / kTile * kTile);
-  const std::int64_t m_step = few ? rows : kRowsPerTask, m_blocks = (rows + m_step - 1) / m_step;
+  const std::int64_t m_step = few ? rows : p.quant_weight ? kQuantRowsPerTask : kRowsPerTask;
+  const std::int64_t m_blocks = (rows + m_step - 1) / m_step;
   return {m_step, n_step, m_blocks, (outputs + n_step - 1) / n_step * m_blocks};
 }
 
-// Rows of x rounded to bfloat16, in memory that only grows.
+// Elements in memory that only grows, aligned to a cache line and with undefined values.
+template <class T>
+class GrowingArray {
+ public:
+  T* reserve(std::int64_t count) {
+    const auto size = static_cast<std::size_t>(count);
+    if (size > size_) {
+      elements_.reset(new (std::align_val_t(kAlignment)) T[size]);
+      size_ = size;  // last: without memory the old size stays true
+    }
+    return elements_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { ::operator delete[](p, std::align_val_t(kAlignment)); }
+  };
+  std::size_t size_ = 0;
+  std::unique_ptr<T[], Free> elements_;
+};
+
+// Rows of x rounded to bfloat16.
 class RoundedRows {
  public:
   // Rounds the x of the problems that allow it; the views of the others are empty. The views live until the next call.
@@ -469,8 +162,7 @@ class RoundedRows {
       if (!is_rounded(problems[i]) || is_same_x(problems, i)) continue;
       size += problems[i].x.extent[0] * stride_of(problems[i]);
     }
-    reserve(static_cast<std::size_t>(size));
-    bfloat16* next = numbers_.get();
+    bfloat16* next = numbers_.reserve(size);
     for (std::size_t i = 0; i < problems.size(); ++i) {
       const LinearForward& p = problems[i];
       if (!is_rounded(p)) continue;
@@ -488,11 +180,7 @@ class RoundedRows {
 
  private:
   static constexpr std::int64_t kLineElements = kAlignment / sizeof(bfloat16);
-  struct Free {
-    void operator()(bfloat16* p) const { ::operator delete[](p, std::align_val_t(kAlignment)); }
-  };
-
-  static bool is_rounded(const LinearForward& p) { return p.rounds_x && p.narrow_weight; }
+  static bool is_rounded(const LinearForward& p) { return p.rounds_x && (p.narrow_weight || p.quant_weight); }
   static std::int64_t stride_of(const LinearForward& p) {
     return (p.x.extent[1] + kLineElements - 1) / kLineElements * kLineElements;
   }
@@ -508,15 +196,20 @@ class RoundedRows {
     if (x.size() >= kLeastShared) return pool.run(x.extent[0], round);
     for (std::int64_t m = 0; m < x.extent[0]; ++m) round(m, 0);
   }
-  void reserve(std::size_t size) {
-    if (size <= size_) return;
-    numbers_.reset(new (std::align_val_t(kAlignment)) bfloat16[size]);
-    size_ = size;  // last: without memory the old size stays true
-  }
 
-  std::size_t size_ = 0;
-  std::unique_ptr<bfloat16[], Free> numbers_;
+  GrowingArray<bfloat16> numbers_;
 };
+
+// Computes a block with x in bfloat16.
+void run_rounded([[maybe_unused]] const LinearRows<bfloat16>& rows, [[maybe_unused]] const LinearForward& p,
+                 [[maybe_unused]] const LinearBlock& block, [[maybe_unused]] bool stream) {
+#if HWY_TARGETS & HWY_AVX3
+  if (p.narrow_weight) return N_AVX3::linear_block_pairs(rows, p.narrow_weight, block, stream);
+  thread_local GrowingArray<bfloat16> room;
+  bfloat16* const numbers = room.reserve(room_for(block) * p.quant_weight.columns);
+  N_AVX3::linear_block_narrow(rows, p.quant_weight, block, numbers);
+#endif
+}
 
 // x: the problem's x in bfloat16, or empty.
 void run_task(const LinearForward& p, const View<const bfloat16, 2>& x, const LinearCut& cut, bool stream,
@@ -524,9 +217,11 @@ void run_task(const LinearForward& p, const View<const bfloat16, 2>& x, const Li
   const std::int64_t m = task % cut.m_blocks * cut.m_step, n = task / cut.m_blocks * cut.n_step;
   const LinearBlock block{m, std::min(p.x.extent[0], m + cut.m_step), n, std::min(p.outputs(), n + cut.n_step)};
   if (x) {
-#if HWY_TARGETS & HWY_AVX3
-    N_AVX3::linear_block_pairs({x, p.y}, p.narrow_weight, block, stream);
-#endif
+    run_rounded({x, p.y}, p, block, stream);
+  } else if (p.quant_weight) {
+    thread_local GrowingArray<float> room;
+    float* const numbers = room.reserve(room_for(block) * p.quant_weight.columns);
+    HWY_DYNAMIC_DISPATCH(linear_block_wide)(p, block, numbers);
   } else if (p.narrow_weight) {
     HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block, stream);
   } else if (p.byte_weight) {

@@ -182,11 +182,27 @@ void validate(const CrossEntropy<T>& p, const Device& device) {
   }
 }
 
+namespace {
+
+// Checks that the rows of a matrix have this number of columns in whole blocks.
+void check_quantised(const char* op, const QuantMatrix& weight, std::int64_t columns) {
+  if (weight.columns != columns) {
+    throw Error(op, "columns of quant_weight", std::to_string(weight.columns), std::to_string(columns));
+  }
+  if (const std::int64_t block = layout_of(weight.type).elements; columns % block != 0) {
+    throw Error(op, "columns of quant_weight", std::to_string(columns), "a multiple of " + std::to_string(block));
+  }
+}
+
+}  // namespace
+
 void validate(const LinearForward& p) {
   constexpr const char* op = "linear_forward";
   check_filled(op, "x", p.x, p.x.extent);
   const std::int64_t outputs = p.outputs(), columns = p.x.extent[1];
-  if (p.narrow_weight) {
+  if (p.quant_weight) {
+    check_quantised(op, p.quant_weight, columns);
+  } else if (p.narrow_weight) {
     check_filled(op, "narrow_weight", p.narrow_weight, {outputs, columns});
   } else if (p.byte_weight) {
     check_filled(op, "byte_weight", p.byte_weight, {outputs, columns});

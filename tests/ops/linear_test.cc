@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -85,6 +87,41 @@ Matrix product(Matrix& x, Weight& weight, int threads, const std::string& implem
   return y;
 }
 
+// A weight of random blocks, and its numbers.
+struct QuantWeight {
+  std::vector<std::byte> blocks;
+  QuantMatrix matrix;
+  Matrix exact;
+
+  QuantWeight(QuantType type, std::int64_t n, std::int64_t d, Random& random) : exact(n, d) {
+    matrix = {type, nullptr, n, d};
+    const std::int64_t size = layout_of(type).bytes;
+    for (std::int64_t i = 0; i < n * matrix.row_bytes(); ++i) {
+      blocks.push_back(static_cast<std::byte>(random.uniform(0.0, 256.0)));
+    }
+    matrix.data = blocks.data();
+    for (std::int64_t block = 0; block < n * matrix.row_bytes(); block += size) {
+      // The upper byte of each float16, so that it is between 2⁻⁷ and 2⁻⁵.
+      const auto set_half = [&](std::int64_t at) {
+        blocks[block + at + 1] = static_cast<std::byte>(0x20 + static_cast<int>(random.uniform(0.0, 8.0)));
+      };
+      set_half(type == QuantType::q6_k ? 208 : 0);
+      if (type == QuantType::q4_k || type == QuantType::q5_k) set_half(2);
+    }
+    for (std::int64_t r = 0; r < n; ++r) dequantise_row(matrix, r, &exact.at(r, 0));
+  }
+
+  Matrix product(Matrix& x, bool rounds_x, int threads) const {
+    Matrix y(x.rows, matrix.rows);
+    LinearForward p{x.const_view(), {}, y.view()};
+    p.quant_weight = matrix;
+    p.rounds_x = rounds_x;
+    ThreadPool pool(threads);
+    linear_forward(p, {"simd", {.pool = &pool}});
+    return y;
+  }
+};
+
 class LinearOnTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { cpu::use_target(GetParam()); }
@@ -152,6 +189,103 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
       }
     }
   }
+}
+
+// The numbers of blocks and x have a relative error of at most 2⁻⁹ each after they are rounded to bfloat16. Sums in
+// float32 and the difference of a scaled number and a minimum add little.
+TEST_P(LinearOnTarget, IsTheFloat64ProductOfTheNumbersOfBlocks) {
+  Random random(13);
+  for (const auto type : kQuantTypes) {
+    for (const bool rounds : {false, true}) {
+      for (const std::int64_t rows : {1, 2, 3, 5, 8, 21}) {
+        for (const std::int64_t n : {1, 9, 130}) {
+          for (const std::int64_t d : {3 * layout_of(type).elements, std::int64_t{1024}}) {
+            Matrix x(rows, d, random);
+            QuantWeight weight(type, n, d, random);
+            Matrix y = weight.product(x, rounds, 2);
+            const double error = rounds && cpu::uses_bfloat16() ? 0x1.01p-8 : 1e-6;
+            for (std::int64_t r = 0; r < rows; ++r) {
+              for (std::int64_t c = 0; c < n; ++c) {
+                double expected = 0.0, size = 0.0, inputs = 0.0;
+                for (std::int64_t i = 0; i < d; ++i) {
+                  const double term = static_cast<double>(x.at(r, i)) * weight.exact.at(c, i);
+                  expected += term;
+                  size += std::abs(term);
+                  inputs += std::abs(x.at(r, i));
+                }
+                ASSERT_LE(std::abs(y.at(r, c) - expected), error * size + 1e-6 * inputs)
+                    << static_cast<int>(type) << " " << rows << " " << n << " " << d;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(LinearOnTarget, ARowHasTheSameBitsWithBlocks) {
+  Random random(14);
+  for (const auto type : kQuantTypes) {
+    QuantWeight weight(type, 130, 768, random);
+    for (const std::int64_t rows : {2, 3, 4, 5, 7, 8, 9, 33, 300}) {
+      Matrix x(rows, 768, random), all = weight.product(x, true, 1), threaded = weight.product(x, true, 3);
+      for (std::int64_t r = 0; r<rows; r += rows> 40 ? 37 : 1) {
+        Matrix row(1, 768);
+        for (std::int64_t c = 0; c < 768; ++c) row.at(0, c) = x.at(r, c);
+        Matrix alone = weight.product(row, true, 2);
+        for (std::int64_t c = 0; c < 130; ++c) {
+          ASSERT_EQ(alone.at(0, c), all.at(r, c)) << rows;
+          ASSERT_EQ(threaded.at(r, c), all.at(r, c)) << rows;
+        }
+      }
+    }
+  }
+}
+
+// Numbers computed by hand from the description of each type.
+TEST(QuantBlock, HasTheNumbersOfItsBits) {
+  std::array<std::uint8_t, 210> block{};
+  std::array<float, 256> numbers;
+  const auto compute = [&](QuantType type) {
+    dequantise(type, reinterpret_cast<const std::byte*>(block.data()), numbers.data());
+  };
+  block = {0x00, 0x38, 0x05, 0xfe};  // scale 1/2
+  compute(QuantType::q8_0);
+  EXPECT_EQ(numbers[0], 2.5F);
+  EXPECT_EQ(numbers[1], -1.0F);
+  block = {0x00, 0x38, 0xf1};
+  compute(QuantType::q4_0);
+  EXPECT_EQ(numbers[0], -3.5F);
+  EXPECT_EQ(numbers[16], 3.5F);
+  compute(QuantType::iq4_nl);
+  EXPECT_EQ(numbers[0], -52.0F);
+  EXPECT_EQ(numbers[16], 56.5F);
+
+  block = {0x00, 0x38, 0x00, 0x3c};  // scale 1/2, minimum 1
+  block[4] = 0xc3;                   // scale of part 0: 3; upper bits of the scale of part 4
+  block[8] = 0x41;                   // minimum of part 0: 1; upper bits of the minimum of part 4
+  block[12] = 0x52;                  // lower bits of part 4: scale 2, minimum 5
+  block[16] = 0x07;                  // part 0, number 0
+  block[16 + 64 + 1] = 0x0f;         // part 4, number 1
+  compute(QuantType::q4_k);
+  EXPECT_EQ(numbers[0], 0.5F * 3 * 7 - 1);
+  EXPECT_EQ(numbers[4 * 32 + 1], 0.5F * (48 + 2) * 15 - (16 + 5));
+  std::copy_backward(block.begin() + 16, block.begin() + 144, block.begin() + 176);
+  std::fill_n(block.begin() + 16, 32, std::uint8_t{0});
+  block[16] = 0x01;      // fifth bit of number 0 of part 0
+  block[16 + 1] = 0x10;  // and of number 1 of part 4
+  compute(QuantType::q5_k);
+  EXPECT_EQ(numbers[0], 0.5F * 3 * (16 + 7) - 1);
+  EXPECT_EQ(numbers[4 * 32 + 1], 0.5F * (48 + 2) * (16 + 15) - (16 + 5));
+
+  block = {};
+  block[209] = 0x38;           // scale 1/2
+  block[64 + 3] = 0x90;        // upper four bits: half 1, part 2, number 3
+  block[128 + 32 + 3] = 0x20;  // and their bits 4 and 5
+  block[192 + 12] = 0xfe;      // its scale −2
+  compute(QuantType::q6_k);
+  EXPECT_EQ(numbers[6 * 32 + 3], 0.5F * -2 * ((32 + 9) - 32));
 }
 
 TEST_P(LinearOnTarget, SeveralProblemsHaveTheBitsOfACallForEach) {
@@ -245,6 +379,13 @@ TEST(Linear, RefusesWhatDoesNotFit) {
         linear_forward(p);
       },
       "outputs N", "got 3, expected an even number");
+  test::expect_error(
+      [&] {
+        LinearForward p{x.const_view(), {}, y.view()};
+        p.quant_weight = QuantWeight(QuantType::q8_0, 3, 32, random).matrix;
+        linear_forward(p);
+      },
+      "columns of quant_weight", "got 32, expected 5");
   Matrix fitting(3, 5, random);
   EXPECT_EQ(linear_forward({x.const_view(), fitting.const_view(), y.view()}).implementation, "simd");
 }

@@ -54,7 +54,7 @@ void linear(const LinearForward& p, cudaStream_t stream) {
 
 std::string linear_refusal(const LinearForward& p) {
   if (!is_hopper()) return "it needs a Hopper GPU";
-  if (p.byte_weight) return "it takes weights in float32 and bfloat16";
+  if (p.byte_weight || p.quant_weight) return "it takes weights in float32 and bfloat16";
   const bool aligned = has_aligned_rows(p.x) && (!p.norm_weight || has_aligned_rows(p.norm_weight)) &&
                        (p.weight ? has_aligned_rows(p.weight) : has_aligned_rows(p.narrow_weight));
   if (!aligned) return "it needs rows that are pieces of 16 bytes";
