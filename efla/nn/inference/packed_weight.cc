@@ -18,6 +18,11 @@ struct Quantised {
   std::vector<float> scales;
 };
 
+std::int64_t columns_of(const LinearForward& p) {
+  if (p.quant_weight) return p.quant_weight.columns;
+  return p.narrow_weight ? p.narrow_weight.extent[1] : p.weight.extent[1];
+}
+
 // Returns the scale of some numbers of a row: with it the largest becomes 127.
 float scale_for(float largest) {
   const float scale = largest / 127.0F;
@@ -71,7 +76,7 @@ PackedWeight::Part PackedWeight::rounded(const LinearForward& from) {
 
 PackedWeight::Part PackedWeight::quantised(const LinearForward& from) {
   const std::int64_t rows = from.outputs();
-  const std::int64_t columns = from.narrow_weight ? from.narrow_weight.extent[1] : from.weight.extent[1];
+  const std::int64_t columns = columns_of(from);
   const std::int64_t blocks = (columns + kScaleBlock - 1) / kScaleBlock;
   const auto numbers = std::make_shared<Quantised>();
   numbers->bytes.reserve(static_cast<std::size_t>(rows * columns));
@@ -99,11 +104,13 @@ PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type,
     LinearForward p;
     p.weight = part.wide;
     p.narrow_weight = part.narrow;
-    columns_ = part.narrow ? part.narrow.extent[1] : part.wide.extent[1];
+    p.quant_weight = part.blocks;
+    columns_ = columns_of(p);
     outputs_ += p.outputs();
-    const bool held = part.keep || type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
+    const bool held =
+        part.keep || part.blocks || type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
     Part& own = parts_.emplace_back(held ? Part{p, part.owner} : type == WeightType::int8 ? quantised(p) : rounded(p));
-    own.problem.rounds_x = rounds_x && type == WeightType::bfloat16 && !part.keep;
+    own.problem.rounds_x = rounds_x && (type == WeightType::bfloat16 || part.blocks) && !part.keep;
   }
 }
 
@@ -112,6 +119,7 @@ std::size_t PackedWeight::bytes() const {
   for (const auto& [p, owner] : parts_) {
     total += static_cast<std::size_t>(p.weight.size()) * sizeof(float);
     total += static_cast<std::size_t>(p.narrow_weight.size()) * sizeof(bfloat16);
+    total += static_cast<std::size_t>(p.quant_weight.rows * p.quant_weight.row_bytes());
     total += static_cast<std::size_t>(p.byte_weight.size() + p.scales.size() * std::int64_t{sizeof(float)});
   }
   return total;
@@ -137,6 +145,7 @@ void PackedWeight::copy_row(std::int64_t n, float* to) const {
       n -= p.outputs();
       continue;
     }
+    if (p.quant_weight) return dequantise_row(p.quant_weight, n, to);
     for (std::int64_t c = 0; c < columns_; ++c) to[c] = p.weight_at(n, c);
     return;
   }

@@ -26,10 +26,11 @@ enum class WeightType { float32, bfloat16, int8 };
 WeightType parse_weight_type(const std::string& name);
 std::string_view name_of(WeightType type);
 
-// A matrix of float32 or bfloat16 in memory that `owner` keeps.
+// A matrix of float32, bfloat16 or quantised blocks in memory that `owner` keeps.
 struct StoredMatrix {
   View<const float, 2> wide = {};
   View<const bfloat16, 2> narrow = {};  // instead of `wide`
+  QuantMatrix blocks = {};              // instead of both
   std::shared_ptr<const void> owner = {};
   bool keep = false;  // its type in every PackedWeight, because few numbers decide much
 };
@@ -40,8 +41,9 @@ class PackedWeight {
   PackedWeight() = default;
   // The parts are float32 tensors [n, D] on the CPU. A weight of type float32 shares their memory.
   PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
-  // Shares the memory of a matrix whose elements the type holds: float32 holds bfloat16, which stays as it is.
-  // rounds_x: whether apply() may round x to bfloat16 if that is the type (rule/linear.h), except for parts to keep.
+  // Shares the memory of a matrix whose elements the type holds: float32 holds bfloat16, which stays as it is. Blocks
+  // stay as they are with every type. rounds_x: whether apply() may round x to bfloat16 if that is the type
+  // (rule/linear.h), except for parts to keep.
   PackedWeight(std::span<const StoredMatrix> parts, WeightType type, bool rounds_x = false);
 
   std::int64_t outputs() const { return outputs_; }
