@@ -61,7 +61,8 @@ inline std::vector<Rule> rules() {
   gdn.decay = Decay::scalar;
   kda.step = parse_step_size("euler");
   kda.decay = Decay::channel;
-  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}, {"kda", kda}, {"kda strong", kda, 3}};
+  return {{"deltanet l2norm", deltanet},  {"efla", efla}, {"gdn", gdn},
+          {"gdn weak", gdn, 1.0F / 1024}, {"kda", kda},   {"kda strong", kda, 3}};
 }
 
 // Returns gates for `heads` pairs of a token and a head, one each or one per key channel; none without a decay.

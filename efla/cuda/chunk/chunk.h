@@ -41,6 +41,7 @@ struct ChunkRecord {
   float write[kChunkTokens];                                      // n_k,i γ_C/γ_i
   float out[kChunkTokens];                                        // scale γ_i n_q,i
   alignas(128) float decay;                                       // γ_C
+  float growth[kChunkTokens / 16];  // per 16 tokens: 1 if no I − a k kᵀ of theirs has a norm above 1, else infinity
 };
 static_assert(sizeof(ChunkRecord) % 128 == 0);
 
@@ -80,6 +81,12 @@ constexpr std::size_t segment_map_bytes(const DeltaShape& s) {
 inline constexpr std::int64_t kUndividedKeys = 128;
 constexpr bool divides_keys(const DeltaShape& s) { return s.key_dim > kUndividedKeys; }
 
+// The largest absolute values of 16 columns of a state: before the warm-up of a segment, in the walk of the segment
+// before it, and after the warm-up. As bits, so that NaN is above infinity.
+struct Peaks {
+  unsigned before, after;
+};
+
 // A forward problem with its workspace. E, the type of the elements and of every factor of a product, is bfloat16 or
 // float16.
 template <class E>
@@ -93,6 +100,8 @@ struct ChunkProblem {
   View<float, 4> segment_states;
   unsigned char* segment_maps = nullptr;  // [N, HV, segments − 2], SegmentMap of the same segments
   int segments = 1;
+  int forgetting_segments = 0;  // the segments of a head whose walks begin from zeros; 0: no walk may
+  Peaks* peaks = nullptr;       // [N, HV, forgetting_segments − 1, ⌈V/16⌉]
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0 if sequences are packed
   float scale = 0;
@@ -123,6 +132,10 @@ std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule)
 
 // Returns the number of segments per sequence, a function of the sizes alone. 1: sequences are not cut.
 int segments_of(const DeltaShape& shape);
+
+// Returns the segments of a sequence whose walks begin from zeros where the decays allow it
+// (sweep/truncation_sm90.cuh), as many as the thread blocks for the maps can walk. 0: no walk may.
+int forgetting_segments_of(const DeltaShape& shape, const DeltaRule& rule);
 
 // Launches the kernel that writes every record, for problems without a gate per key channel. With `maps` (on Hopper)
 // the copy engine reads keys and queries. Every launch function here throws CudaError where the launch fails.

@@ -16,7 +16,7 @@ namespace {
 
 // The parts of the workspace in their order, in bytes.
 struct Parts {
-  std::size_t records, scaled = 0, states = 0, maps = 0;
+  std::size_t records, scaled = 0, states = 0, maps = 0, peaks = 0;
 
   Parts(const DeltaShape& s, const DeltaRule& rule) {
     const auto chunks = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
@@ -27,8 +27,11 @@ struct Parts {
     states = static_cast<std::size_t>(heads * (segments - 1) * s.key_dim * s.value_dim) * sizeof(float);
     states = (states + 255) / 256 * 256;
     maps = static_cast<std::size_t>(heads * (segments - 2)) * segment_map_bytes(s);
+    const std::int64_t forgetting = forgetting_segments_of(s, rule);
+    if (forgetting > 0)
+      peaks = static_cast<std::size_t>(heads * (forgetting - 1) * ((s.value_dim + 15) / 16)) * sizeof(Peaks);
   }
-  std::size_t total() const { return records + scaled + states + maps; }
+  std::size_t total() const { return records + scaled + states + maps + peaks; }
 };
 
 // Returns the kernel to use on a Hopper GPU (docs/design/2026-11-cuda-forward.md).
@@ -106,6 +109,8 @@ void chunk_fwd(const DeltaForward<E>& p, const Workspace& workspace, cudaStream_
   c.segment_states = View<float, 4>::contiguous(reinterpret_cast<float*>(states),
                                                 {n, heads * (c.segments - 1), keys, p.shape.value_dim});
   c.segment_maps = states + parts.states;
+  c.forgetting_segments = forgetting_segments_of(p.shape, p.rule);
+  c.peaks = reinterpret_cast<Peaks*>(c.segment_maps + parts.maps);
   if (!can_copy_all(p)) kernel = ChunkKernel::portable;
   if (divides_keys(p.shape)) kernel = ChunkKernel::sweep;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;

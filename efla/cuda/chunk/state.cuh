@@ -120,6 +120,12 @@ __device__ __forceinline__ void read_state(float (&s)[32 * kTiles], const View<c
   for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float& x, const float* from) { x = *from; });
 }
 
+template <int kCount>
+__device__ __forceinline__ void set_zero(float (&s)[kCount]) {
+#pragma unroll
+  for (float& x : s) x = 0;
+}
+
 // Makes s the warp's rows of the identity.
 template <int kTiles>
 __device__ __forceinline__ void set_identity(float (&s)[32 * kTiles], std::int64_t column, int lane) {

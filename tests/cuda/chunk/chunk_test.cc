@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -79,13 +80,10 @@ void run_chunk_fwd(const DeviceData<E>& device, const PoisonedWorkspace& workspa
   gpu::check(cudaMemcpy(states.values.data(), memory.data(), states.bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
 }
 
-// Runs a case with inputs of type E.
+// Runs the forward twice with the inputs of `data` and compares the results with the oracle's and the reference's.
 template <class E>
-void run_forward_case(const DeltaCase& c, gpu::ChunkKernel kernel) {
-  const bool divided = gpu::divides_keys(c.shape());
-  if ((kernel != gpu::ChunkKernel::portable || divided) && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
-  if (divided && kernel != gpu::ChunkKernel::sweep) GTEST_SKIP() << "the sweep alone divides keys";
-  DeltaData<E> data(c), again(c), oracle(c);
+void expect_forward(const DeltaCase& c, DeltaData<E>& data, gpu::ChunkKernel kernel) {
+  DeltaData<E> again = data, oracle = data;
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
   SavedChunkStates states(c.shape(), (c.tokens < 300 ? 1 : 3) * gpu::kChunkTokens), oracle_states = states;
@@ -110,6 +108,16 @@ void run_forward_case(const DeltaCase& c, gpu::ChunkKernel kernel) {
         disagreement(data.final_state.values(), exact.final_state.values(), oracle.final_state.values(), tolerance),
         "");
   }
+}
+
+// Runs a case with inputs of type E.
+template <class E>
+void run_forward_case(const DeltaCase& c, gpu::ChunkKernel kernel) {
+  const bool divided = gpu::divides_keys(c.shape());
+  if ((kernel != gpu::ChunkKernel::portable || divided) && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  if (divided && kernel != gpu::ChunkKernel::sweep) GTEST_SKIP() << "the sweep alone divides keys";
+  DeltaData<E> data(c);
+  expect_forward(c, data, kernel);
 }
 
 class CudaChunk : public testing::TestWithParam<DeltaCase> {};
@@ -216,6 +224,97 @@ void expect_infinite_decay() {
 
 TEST(CudaChunkGates, InfiniteDecay) { expect_infinite_decay<bfloat16>(); }
 TEST(CudaChunkGates, InfiniteDecayFloat16) { expect_infinite_decay<float16>(); }
+
+// Problems whose walks may begin from zeros (efla/cuda/chunk/sweep/truncation_sm90.cuh).
+struct TruncationCase {
+  const char* name;
+  DeltaCase c;
+};
+std::ostream& operator<<(std::ostream& out, const TruncationCase& truncation) { return out << truncation.name; }
+
+std::vector<TruncationCase> truncation_cases() {
+  const DeltaCase exact{"exact", 1, 1, false, 1, 2900, 4, 128, 128, 1, Layout::contiguous, true, true, false};
+  std::vector<TruncationCase> cases{{"exact", exact}};
+  const auto add = [&](const char* name, auto&& change) {
+    cases.push_back({name, exact});
+    change(cases.back().c);
+  };
+  add("narrow", [](DeltaCase& c) { c.key_dim = c.value_dim = 64; });
+  add("values_of_72", [](DeltaCase& c) { c.value_dim = 72; });
+  add("l2norm", [](DeltaCase& c) { c.step = "euler", c.qk_l2norm = true; });
+  add("long_keys", [](DeltaCase& c) { c.step = "euler", c.key_norm = 1.6; });  // some erase more than twice
+  add("grouped", [](DeltaCase& c) { c.heads = 2, c.group = 2, c.batch = 2, c.tokens = 2100; });
+  add("packed", [](DeltaCase& c) {
+    c.cu_seqlens = {0, 5000, 5014};
+    c.heads = 1, c.group = 4, c.tokens = 5014, c.key_dim = c.value_dim = 64;
+  });
+  for (TruncationCase& each : cases) each.c.decay = Decay::scalar;
+  return cases;
+}
+
+// Gates of value heads 0 to 3: strong; weak; strong in the second half only; strong in every second chunk.
+template <class E>
+void draw_gates(DeltaData<E>& data, std::int64_t tokens) {
+  const auto g = data.g.view();
+  for (std::int64_t b = 0; b < g.extent[0]; ++b) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const float strong = -0.1F - 0.1F * static_cast<float>(t % 7) / 7, weak = strong / 1000;
+      g(b, t, 0, 0) = strong;
+      g(b, t, 1, 0) = weak;
+      g(b, t, 2, 0) = 2 * t < tokens ? weak : strong;
+      g(b, t, 3, 0) = t / gpu::kChunkTokens % 2 == 0 ? weak : 3 * strong;
+    }
+  }
+}
+
+class CudaChunkTruncation : public testing::TestWithParam<TruncationCase> {};
+
+template <class E>
+void run_truncation_case(const DeltaCase& c) {
+  if (!gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  ASSERT_GT(gpu::forgetting_segments_of(c.shape(), c.rule()), 1);
+  DeltaData<E> data(c);
+  draw_gates(data, c.tokens);
+  expect_forward(c, data, gpu::ChunkKernel::sweep);
+}
+TEST_P(CudaChunkTruncation, Bfloat16) { run_truncation_case<bfloat16>(GetParam().c); }
+TEST_P(CudaChunkTruncation, Float16) { run_truncation_case<float16>(GetParam().c); }
+INSTANTIATE_TEST_SUITE_P(Cases, CudaChunkTruncation, testing::ValuesIn(truncation_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// Values that end before a segment's warm-up are all that its state consists of, however far they have decayed: they
+// must not be left out. Nor may NaN be forgotten.
+TEST(CudaChunkTruncation, KeepsWhatIsLeftAlone) {
+  if (!gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  const DeltaCase c = truncation_cases()[0].c;
+  const int segments = gpu::forgetting_segments_of(c.shape(), c.rule());
+  const std::int64_t length = gpu::segment_chunks(gpu::chunk_slots(c.shape()), segments) * gpu::kChunkTokens,
+                     last = 2 * length - 4 * gpu::kChunkTokens;  // strong gates forget within four chunks
+  DeltaData<bfloat16> data(c);
+  draw_gates(data, c.tokens);
+  const auto v = data.v.view();
+  for (std::int64_t t = last; t < c.tokens; ++t) {
+    for (std::int64_t h = 0; h < 4; ++h) {
+      for (std::int64_t j = 0; j < c.value_dim; ++j) v(0, t, h, j) = to_bfloat16(0);
+    }
+  }
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  const PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
+  DeviceData<bfloat16> device(data);
+  run_chunk_fwd(device, workspace, gpu::ChunkKernel::sweep);
+  std::vector<double> got, expected;
+  for (std::int64_t j = 0; j < c.value_dim; ++j) {
+    got.push_back(to_float(data.o.view()(0, 2 * length, 0, j)));
+    expected.push_back(exact.o.view()(0, 2 * length, 0, j));
+  }
+  EXPECT_LE(distance(got, expected).rms, 2e-2);  // of numbers far below the values, not of zeros
+  v(0, 10, 0, 0) = to_bfloat16(std::numeric_limits<float>::quiet_NaN());
+  DeviceData<bfloat16> poisoned(data);
+  run_chunk_fwd(poisoned, workspace, gpu::ChunkKernel::sweep);
+  EXPECT_TRUE(std::isnan(to_float(data.o.view()(0, c.tokens - 1, 0, 0))));
+  EXPECT_FALSE(std::isnan(to_float(data.o.view()(0, c.tokens - 1, 0, 40))));
+}
 
 // More sequences than a grid has rows in its second dimension, and a graph that replays the call.
 TEST(CudaChunkLaunch, ManySequencesInAGraph) {

@@ -223,8 +223,11 @@ __device__ __forceinline__ void key_vectors(const DeltaRule& rule, const Token& 
   }
   const float alpha = gain_alpha(rule.step, token.beta, lambda);
   const float a = static_cast<float>(rule.step.erase_scale) * alpha * n_k;
+  const float erased = static_cast<float>(rule.step.erase_scale) * alpha * lambda;  // 1 minus the key's eigenvalue
+  const bool bounded = __all_sync(0xffffffffU, erased >= 0 && erased <= 2);
   if (lane >= 16) return;
   const int t = 16 * warp + lane;
+  if (lane == 0) record.growth[warp] = bounded ? 1.0F : __int_as_float(0x7f800000);
   scratch.row[t] = -a;
   scratch.prefix[t] = token.prefix;
   scratch.key_factor[t] = n_k;

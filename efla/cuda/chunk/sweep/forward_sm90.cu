@@ -56,7 +56,7 @@ __device__ __forceinline__ void init_shared(const Walk& walk, Shared<kTiles, kGr
   fence_async_proxy();
 }
 
-template <class E, int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
+template <class E, int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel, bool kTruncates>
 __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
     sweep_kernel(const __grid_constant__ ChunkProblem<E> c, const __grid_constant__ RowMaps maps,
                  const __grid_constant__ CUtensorMap outputs) {
@@ -67,8 +67,17 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
   __shared__ Walk walk;
   let_next_kernel_begin();
   if constexpr (kFused) wait_for_kernels();
+  if (threadIdx.x == 0) walk = walk_of<kGroups, kOutputs>(c);
+  if constexpr (kTruncates) {
+    if (threadIdx.x < 32) {
+      wait_for_kernels();
+      __syncwarp();
+      truncate<kGroups, kOutputs>(c, walk, threadIdx.x);
+    }
+    __syncthreads();
+    if (walk.chunks < 0) return;
+  }
   if (threadIdx.x == 0) {
-    walk = walk_of<kGroups, kOutputs>(c);
     if (!kOutputs && walk.outputs) {
       init_shared(walk, first);
     } else {
@@ -101,19 +110,19 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
     if constexpr (kDivided<kTiles>) {
       walk_divided_keys(c, group, thread, shared);
     } else if constexpr (kOutputs) {
-      walk_outputs(c, outputs, group, thread, shared);
+      walk_outputs<kTruncates>(c, outputs, group, thread, shared);
     } else if (!walk.outputs) {
       walk_map(c, group, thread, shared);
     } else if (group == 0) {
-      walk_outputs(c, outputs, 0, thread, first);
+      walk_outputs<kTruncates>(c, outputs, 0, thread, first);
     }
   } else if constexpr (!kFused) {
     if constexpr (kOwners == 2) give_registers<40>();
     if (thread >= 32) return;
     if (!kOutputs && walk.outputs) {
-      copy_chunks<true>(c, maps, thread, first);
+      copy_chunks<true, kTruncates>(c, maps, thread, first);
     } else {
-      copy_chunks<kOutputs>(c, maps, thread, shared);
+      copy_chunks<kOutputs, kOutputs && kTruncates>(c, maps, thread, shared);
     }
   } else if (group == kGroups) {
     if constexpr (kGroups == 2) give_registers<64>();
@@ -124,13 +133,13 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
   }
 }
 
-template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true, class E>
+template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true, bool kTruncates = false, class E>
 void launch(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
   constexpr int kBytes = std::max(sizeof(Shared<kTiles, kGroups, kFused, kChannel>),
                                   kOutputs ? 0 : sizeof(Shared<kTiles, 1, false, kChannel>)),
                 kColumns = 64 * kGroups;
   static_assert(kBytes + sizeof(Walk) <= 227 * 1024);
-  const auto kernel = sweep_kernel<E, kTiles, kGroups, kFused, kOutputs, kChannel>;
+  const auto kernel = sweep_kernel<E, kTiles, kGroups, kFused, kOutputs, kChannel, kTruncates>;
   const int blocks = kOutputs ? sweep_blocks(c, kColumns) : map_blocks(c, kColumns);
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * blocks);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
@@ -139,16 +148,19 @@ void launch(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& ou
 
 // Launches the maps, if sequences are cut into segments, and then the sweep. With few heads a thread block has 64 value
 // columns, otherwise 128.
-template <int kTiles, bool kChannel, class E>
+template <int kTiles, bool kChannel, bool kTruncates = false, class E>
 void launch_sweep(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
+  if constexpr (!kChannel && !kTruncates) {
+    if (c.forgetting_segments > 0) return launch_sweep<kTiles, kChannel, true>(c, maps, outputs, stream);
+  }
   if (c.segments > 1) {
-    launch<kTiles, 2, false, kChannel, false>(c, maps, outputs, stream);
+    launch<kTiles, 2, false, kChannel, false, kTruncates>(c, maps, outputs, stream);
   }
   if (c.p.shape.value_dim > 64 &&
       c.p.shape.sequences() * c.p.shape.value_heads * (c.segments - (c.segments > 1 ? 1 : 0)) >= kManyHeads) {
-    return launch<kTiles, 2, false, kChannel>(c, maps, outputs, stream);
+    return launch<kTiles, 2, false, kChannel, true, kTruncates>(c, maps, outputs, stream);
   }
-  launch<kTiles, 1, false, kChannel>(c, maps, outputs, stream);
+  launch<kTiles, 1, false, kChannel, true, kTruncates>(c, maps, outputs, stream);
 }
 
 }  // namespace

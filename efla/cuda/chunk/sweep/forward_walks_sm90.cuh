@@ -4,6 +4,7 @@
 
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/state.cuh"
+#include "efla/cuda/chunk/sweep/truncation_sm90.cuh"
 #include "efla/cuda/chunk/sweep/walk_sm90.cuh"
 #include "efla/cuda/common/ring.cuh"
 #include "efla/cuda/common/tile.cuh"
@@ -79,21 +80,25 @@ __device__ __forceinline__ View<T, 4> state_of(View<T, 4> states, const Walk& wa
 }
 
 // Computes a warp's 16 rows of the state before the walked segment: the initial state, or from the state after the
-// first segment S ← M S + N once per segment between. S and M are the sum of two matrices of elements, and the product
-// of both lower matrices is left out.
-template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
+// first segment S ← M S + N once per map of the walk, or zeros for a walk that begins from zeros. S and M are the sum
+// of two matrices of elements, and the product of both lower matrices is left out.
+template <bool kTruncates, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
 __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const ChunkProblem<E>& c,
                                                   std::int64_t column, int lane,
                                                   Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   const Walk& walk = shared.walk;
-  if (kFused || walk.segment == 0) return read_state<kTiles>(s, state_of(c.p.initial_state, walk), 0, 0, column, lane);
+  if (kFused || walk.maps == kFromInitial)
+    return read_state<kTiles>(s, state_of(c.p.initial_state, walk), 0, 0, column, lane);
   if constexpr (!kFused) {
+    if constexpr (kTruncates) {
+      if (walk.maps == kFromZeros) return set_zero(s);
+    }
     const auto read = [&](int segment) {
       read_state<kTiles>(s, state_of(c.segment_states, walk, c.segments - 1, segment), 0, 0, column, lane);
     };
     read(0);
 #pragma unroll 1
-    for (int segment = 1; segment < walk.segment; ++segment) {
+    for (int segment = 1; segment <= walk.maps; ++segment) {
       std::uint32_t high[kTiles][4][4], low[kTiles][4][4];
 #pragma unroll
       for (int i = 0; i < 16 * kTiles; ++i) {
@@ -139,8 +144,9 @@ __device__ __forceinline__ void write_map(const float (&s)[32 * kTiles], Segment
 // Returns where to write the state after the walked segment; a view without data if it is not needed.
 template <class E>
 __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem<E>& c, const Walk& walk) {
-  if (walk.segment == c.segments - 1) return state_of(c.p.final_state, walk);
-  return walk.segment == 0 ? state_of(c.segment_states, walk, c.segments - 1, 0) : View<float, 4>{};
+  if (walk.segment == walk.segments - 1) return state_of(c.p.final_state, walk);
+  return walk.segment == 0 && walk.segments == c.segments ? state_of(c.segment_states, walk, c.segments - 1, 0)
+                                                          : View<float, 4>{};
 }
 
 // Converts U, which is in e, to operands u, and write∘U to operands `written`. Leaves write∘U in e.
@@ -182,7 +188,7 @@ __device__ __forceinline__ void finish_state(float (&s)[32 * kTiles], const Chun
 // Runs the warpgroup of a thread block with 64 value columns, which carries the state through the walk and computes
 // outputs. The product P U of a chunk is computed while the residual of the next chunk is computed. The outputs of a
 // chunk replace the values of the next chunk, from where the copy engine writes them.
-template <int kTiles, bool kChannel, class E>
+template <bool kTruncates, int kTiles, bool kChannel, class E>
 __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUtensorMap& outputs, int group,
                                              int thread, Shared<kTiles, 1, false, kChannel>& shared) {
   using Memory = Shared<kTiles, 1, false, kChannel>;
@@ -193,7 +199,7 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
   const std::int64_t column = walk.column + 64 * group;
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
-  read_state_before(s, c, column + 16 * warp, lane, shared);
+  read_state_before<kTruncates>(s, c, column + 16 * warp, lane, shared);
   leave_undefined(e);
   leave_undefined(o);
 #pragma unroll 1
@@ -201,8 +207,11 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     auto& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
-    save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
-                       lane);
+    if constexpr (kTruncates) store_peaks<kTiles>(s, c, walk, chunk, column + 16 * warp, lane);
+    if (!kTruncates || walk.has_outputs(chunk)) {
+      save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
+                         lane);
+    }
     std::uint32_t operand[4 * kTiles][4], written[4][4];
     to_operands<E>(operand, s);
     wait_for_rows(chunk, tail, shared);
@@ -222,8 +231,10 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     if (chunk > 0) {
       __syncwarp();
       if (lane == 0) shared.record_ring.release(chunk - 1);
-      put_outputs<E>(o, tile, warp, lane);
-      store_outputs(c, outputs, walk, tail, chunk - 1, tile, group, thread);
+      if (!kTruncates || walk.has_outputs(chunk - 1)) {
+        put_outputs<E>(o, tile, warp, lane);
+        store_outputs(c, outputs, walk, tail, chunk - 1, tile, group, thread);
+      }
     }
     products_fence();
     multiply_state<E, kTiles>(o, operand, shared_address(rows.q));
@@ -262,7 +273,7 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
 // kStored: the copy engine writes the outputs from the tile in which the values were. It does so in the fused kernel
 // with two warpgroups of the state. In the other two kernels the warps write the outputs. The fused kernel with one
 // warpgroup does without the copy engine, because chunks would wait for records, and records for tiles.
-template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
+template <bool kTruncates, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
 __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUtensorMap& outputs, int group,
                                              int thread, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   using Memory = Shared<kTiles, kGroups, kFused, kChannel>;
@@ -274,7 +285,7 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
   const std::int64_t column = walk.column + 64 * group;
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
-  read_state_before(s, c, column + 16 * warp, lane, shared);
+  read_state_before<kTruncates>(s, c, column + 16 * warp, lane, shared);
   OutputColumns<E> columns(c.p.o, walk, column, 0, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
@@ -283,8 +294,11 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     auto& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
-    save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
-                       lane);
+    if constexpr (kTruncates) store_peaks<kTiles>(s, c, walk, chunk, column + 16 * warp, lane);
+    if (!kTruncates || walk.has_outputs(chunk)) {
+      save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
+                         lane);
+    }
     std::uint32_t operand[4 * kTiles][4], written[4][4];
     to_operands<E>(operand, s);
     wait_for_rows(chunk, tail, shared);
@@ -316,13 +330,15 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     finish_products(s);
     __syncwarp();
     if (kFused || lane == 0) shared.record_ring.release(chunk);
-    put_outputs<E>(o, tile, warp, lane);
-    if constexpr (kStored) {
-      store_outputs(c, outputs, walk, tail, chunk, tile, group, thread);
-    } else {
-      columns.copy(tile, walk.rows(chunk));
-      columns.to += kChunkTokens * columns.stride;
+    if (!kTruncates || walk.has_outputs(chunk)) {
+      put_outputs<E>(o, tile, warp, lane);
+      if constexpr (kStored) {
+        store_outputs(c, outputs, walk, tail, chunk, tile, group, thread);
+      } else {
+        columns.copy(tile, walk.rows(chunk));
+      }
     }
+    if constexpr (!kStored) columns.to += kChunkTokens * columns.stride;
     __syncwarp();
     if (kFused ? !kStored : lane == 0) shared.rows_ring.release(chunk);
   }

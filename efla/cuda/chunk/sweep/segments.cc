@@ -6,6 +6,8 @@
 // of the other segments at the same time. Each of its thread blocks first computes the state before its segment from
 // the state after the first segment and the maps of the segments between. docs/design/2026-11-cuda-forward.md has the
 // details.
+#include <algorithm>
+
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/heuristics.h"
 
@@ -29,6 +31,13 @@ int segments_of(const DeltaShape& s) {
     }
   }
   return segments;
+}
+
+int forgetting_segments_of(const DeltaShape& s, const DeltaRule& rule) {
+  const std::int64_t segments = segments_of(s), slices = (s.value_dim + 63) / 64;
+  if (segments == 1 || rule.decay != Decay::scalar) return 0;
+  const std::int64_t blocks = slices + (segments - 2) * ((s.value_dim + 127) / 128 + (s.key_dim + 127) / 128);
+  return blocks < 2 * slices ? 0 : static_cast<int>(std::min<std::int64_t>(blocks / slices, kMostSegments));
 }
 
 }  // namespace efla::gpu

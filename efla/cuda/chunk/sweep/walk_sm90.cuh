@@ -47,17 +47,25 @@ struct alignas(1024) Rows<kTiles, kGroups, true> {
   __device__ const unsigned char* written() const { return w; }
 };
 
+// The states from which walks begin that apply no maps: the initial state, and zeros.
+inline constexpr int kFromInitial = -1, kFromZeros = -2;
+
 // The chunks of a segment of a sequence that a thread block walks, or of a whole sequence.
 struct Walk {
   std::int64_t n, slot;
   int i_b, i_h, i_q, column, begin, end;  // 32 bits, because the coordinates of the copy engine have 32 bits
-  int chunks, segment, tail;              // tail: the chunk that the sequence does not fill, or −1
+  int chunks, segment, segments, tail;    // tail: the chunk that the sequence does not fill, or −1
   int first_chunk, first_saved;  // numbers of the segment's first chunk and of the sequence's first saved state
+  int maps;                      // maps to apply to the state after the first segment, or kFromInitial or kFromZeros
+  int warm_up;                   // chunks at the walk's start without outputs
+  int measured;                  // the chunk before which the state is measured for the next segment's warm-up, or −1
   bool outputs;                  // whether outputs are computed
   bool map;                      // whether the walk starts from the identity, with values of zero
   const void* beta;              // of the segment's first token, in the type of the elements
   const float* g;
 
+  // Returns whether the outputs of a chunk, and the state saved before it, are written.
+  __device__ bool has_outputs(int chunk) const { return chunk >= warm_up; }
   __device__ int start(int chunk) const { return begin + chunk * kChunkTokens; }
   __device__ int rows(int chunk) const { return min(end - start(chunk), kChunkTokens); }
 };
@@ -153,6 +161,30 @@ constexpr int map_blocks(const ChunkProblem<E>& c, int columns) {
   return slices_of(c.p.shape.value_dim, 64) + (c.segments - 2) * slices;
 }
 
+// Makes the walk that of the chunks of a segment of its sequence, which is cut into `segments`.
+template <class E>
+__device__ __forceinline__ void place(Walk& walk, const ChunkProblem<E>& c, int segment, int segments) {
+  const Sequence sequence = sequence_of(c.p, walk.n);
+  const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
+  const std::int64_t length = segments > 1 ? segment_chunks(chunks, segments) : chunks, first = segment * length;
+  const std::int64_t begin = sequence.begin + first * kChunkTokens;
+  walk.segment = segment;
+  walk.segments = segments;
+  walk.i_b = static_cast<int>(sequence.i_b);
+  walk.begin = static_cast<int>(begin);
+  walk.end = static_cast<int>(min(sequence.end, begin + length * kChunkTokens));
+  walk.beta = c.p.beta.at(sequence.i_b, begin, walk.i_h);
+  walk.g = c.p.g ? c.p.g.at(sequence.i_b, begin, walk.i_h) : nullptr;
+  walk.slot = first_slot(c, walk.n) + first;
+  walk.first_chunk = static_cast<int>(first);
+  walk.first_saved = c.p.chunk_states ? static_cast<int>(sequence.first_chunk) : 0;
+  walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
+  walk.tail = walk.chunks > 0 && walk.rows(walk.chunks - 1) < kChunkTokens ? walk.chunks - 1 : -1;
+  walk.maps = segment - 1;  // kFromInitial for the first segment
+  walk.warm_up = 0;
+  walk.measured = -1;
+}
+
 // Returns the walk of this thread block. kGroups and kOutputs as in sweep_kernel.
 template <int kGroups, bool kOutputs, class E>
 __device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
@@ -179,21 +211,7 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
     walk.map = !walk.outputs && part >= slices;
     walk.column = walk.outputs ? 64 * part : (walk.map ? part - slices : part) * kColumns;
   }
-  const Sequence sequence = sequence_of(c.p, walk.n);
-  const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
-  const std::int64_t length = c.segments > 1 ? segment_chunks(chunks, c.segments) : chunks,
-                     first = walk.segment * length;
-  const std::int64_t begin = sequence.begin + first * kChunkTokens;
-  walk.i_b = static_cast<int>(sequence.i_b);
-  walk.begin = static_cast<int>(begin);
-  walk.end = static_cast<int>(min(sequence.end, begin + length * kChunkTokens));
-  walk.beta = c.p.beta.at(sequence.i_b, begin, walk.i_h);
-  walk.g = c.p.g ? c.p.g.at(sequence.i_b, begin, walk.i_h) : nullptr;
-  walk.slot = first_slot(c, walk.n) + first;
-  walk.first_chunk = static_cast<int>(first);
-  walk.first_saved = c.p.chunk_states ? static_cast<int>(sequence.first_chunk) : 0;
-  walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
-  walk.tail = walk.chunks > 0 && walk.rows(walk.chunks - 1) < kChunkTokens ? walk.chunks - 1 : -1;
+  place(walk, c, walk.segment, c.segments);
   return walk;
 }
 
@@ -289,10 +307,10 @@ __device__ __forceinline__ SegmentMap<kTiles>* segment_map(const ChunkProblem<E>
   return reinterpret_cast<SegmentMap<kTiles>*>(c.segment_maps) + head * (c.segments - 2) + segment - 1;
 }
 
-// Copies the maps of the segments between the first and the walked one, one after the other. Run by one thread.
+// Copies the maps that the walk applies, one after the other. Run by one thread.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void copy_maps(const ChunkProblem<E>& c, Shared<kTiles, kGroups, false, kChannel>& shared) {
-  const int last = shared.walk.segment - 1;
+  const int last = shared.walk.maps;
   for (int segment = 1; segment <= last; ++segment) {
     std::uint64_t* const full = shared.map_ring.full.of(segment - 1);
     barrier_expect(full, sizeof(SegmentMap<kTiles>));
@@ -301,27 +319,34 @@ __device__ __forceinline__ void copy_maps(const ChunkProblem<E>& c, Shared<kTile
   }
 }
 
-// Runs the warp that copies rows and records. Without a gate per key channel the rows of the first chunk are copied
-// before the previous kernels have ended, because no kernel of the forward writes q, k or v.
-template <bool kOutputs, int kTiles, int kGroups, bool kChannel, class E>
+// Runs the warp that copies rows and records, without queries and P for chunks without outputs. Without a gate per key
+// channel the rows of the first chunk are copied before the previous kernels have ended, because no kernel of the
+// forward writes q, k or v.
+template <bool kOutputs, bool kTruncates, int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void copy_chunks(const ChunkProblem<E>& c, const RowMaps& maps, int lane,
                                             Shared<kTiles, kGroups, false, kChannel>& shared) {
   const Walk& walk = shared.walk;
   constexpr int kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   const auto start_record = [&](int chunk) {
     if (chunk >= walk.chunks) return;
-    copy_record<kOutputs>(c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h],
-                          shared.record[chunk % kRecords], shared.record_ring, chunk);
+    const ChunkRecord& from = c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
+    ChunkRecord& to = shared.record[chunk % kRecords];
+    if (kTruncates && !walk.has_outputs(chunk)) return copy_record<false>(from, to, shared.record_ring, chunk);
+    copy_record<kOutputs>(from, to, shared.record_ring, chunk);
+  };
+  const auto start_chunk_rows = [&](int chunk) {
+    if (kTruncates && !walk.has_outputs(chunk)) return start_rows<false>(c, maps, chunk, shared);
+    start_rows<kOutputs>(c, maps, chunk, shared);
   };
   if (lane == 0) {
-    if constexpr (!kChannel) start_rows<kOutputs>(c, maps, 0, shared);
+    if constexpr (!kChannel) start_chunk_rows(0);
     wait_for_kernels();
-    if constexpr (kChannel) start_rows<kOutputs>(c, maps, 0, shared);
+    if constexpr (kChannel) start_chunk_rows(0);
     start_record(0);
     if constexpr (kOutputs && !kDivided<kTiles>) copy_maps(c, shared);
 #pragma unroll 1
     for (int chunk = 1; chunk < walk.chunks; ++chunk) {
-      start_rows<kOutputs>(c, maps, chunk, shared);
+      start_chunk_rows(chunk);
       start_record(chunk);
     }
   }
