@@ -272,6 +272,20 @@ TEST(Requests, ResponsesTakeTextAndMessages) {
   expect_refused(response_of, R"({"input": "a", "reasoning": {"effort": "high"}})", "reasoning", "expected {}");
 }
 
+TEST(Requests, ItemsOfAReplyAreOneMessage) {
+  const auto request = response_of(R"({"input": [{"role": "user", "content": "a"},
+      {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "why"}]},
+      {"role": "assistant", "content": "b", "reasoning_content": "!",
+       "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]})");
+  ASSERT_EQ(request.chat.messages.size(), 2U);
+  const auto& message = request.chat.messages[1];
+  EXPECT_EQ(message.reasoning, "why!");
+  EXPECT_EQ(message.content, "b");
+  EXPECT_EQ(message.tool_calls, (std::vector<ToolCall>{{"c1", "f", "{}"}}));
+  expect_refused(response_of, R"({"input": [{"type": "web_search_call", "id": "w"}]})", "input[0].type",
+                 "got \"web_search_call\", expected message, reasoning");
+}
+
 TEST(Requests, TokenizeDetokenizeAndSessions) {
   EXPECT_EQ(parse_tokenize(parse_body(R"({"prompt": "a", "add_special_tokens": true})")).bos, true);
   expect_refused(parse_tokenize, "{}", "prompt", "got nothing");

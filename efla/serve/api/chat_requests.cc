@@ -126,7 +126,7 @@ void read_reasoning(const Fields& fields, ChatMessage& into) {
   }
 }
 
-// Reads an item of a response's input that is no message. Returns whether it is one of the known types.
+// Reads an item of a response's input. Returns false for a message, which it leaves to the caller.
 bool read_item(const Fields& fields, const std::string& field, std::vector<ChatMessage>& chat) {
   const auto type = fields.find<std::string>("type").value_or("message");
   if (type == "reasoning") {
@@ -140,8 +140,10 @@ bool read_item(const Fields& fields, const std::string& field, std::vector<ChatM
     auto& message = chat.emplace_back(ChatMessage{.role = "tool", .field = field});
     message.tool_call_id = fields.get<std::string>("call_id");
     read_text(fields, "output", {"input_text", "output_text"}, message);
-  } else {
+  } else if (type == "message") {
     return false;
+  } else {
+    fields.refuse("type", "message, reasoning, function_call or function_call_output");
   }
   for (const char* ignored : {"id", "status"}) fields.find<std::string>(ignored);
   refuse_others(fields);
@@ -153,8 +155,9 @@ void add_message(ChatMessage message, std::vector<ChatMessage>& chat) {
   const bool joins = message.role == "assistant" && !chat.empty() && chat.back().role == "assistant" &&
                      chat.back().content.empty() && chat.back().tool_calls.empty();
   if (!joins) return chat.push_back(std::move(message));
-  chat.back().content = std::move(message.content);
-  chat.back().cached = message.cached;
+  message.reasoning.insert(0, chat.back().reasoning);
+  message.field = std::move(chat.back().field);
+  chat.back() = std::move(message);
 }
 
 void read_messages(const Fields& fields, const std::string& name, bool items, std::vector<ChatMessage>& chat) {
