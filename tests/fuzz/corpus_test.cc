@@ -34,7 +34,7 @@ TEST_P(Corpus, HoldsWhatReadersPromise) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Corpus,
-    testing::Values(Target{"safetensors", safetensors}, Target{"gzip", gzip}, Target{"idx", idx},
+    testing::Values(Target{"safetensors", safetensors}, Target{"gguf", gguf}, Target{"gzip", gzip}, Target{"idx", idx},
                     Target{"images", images}, Target{"json_lines", json_lines}, Target{"lm_run", lm_run},
                     Target{"unpack", unpack}, Target{"token_shard", token_shard}, Target{"token_index", token_index},
                     Target{"sentencepiece", sentencepiece}, Target{"tokenizer_json", tokenizer_json},

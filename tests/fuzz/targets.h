@@ -8,6 +8,8 @@
 namespace efla::fuzz {
 
 void safetensors(io::ByteView bytes);
+// A file of GGUF: its metadata, and where its tensors lie.
+void gguf(io::ByteView bytes);
 void gzip(io::ByteView bytes);
 // Images and labels of MNIST's format, from memory.
 void idx(io::ByteView bytes);
