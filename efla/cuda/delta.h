@@ -59,10 +59,10 @@ enum class ChunkKernel {
 
 // Computes the forward by the chunk algorithm (docs/equations.md; EFLA, equations 21 to 32) on the tensor cores:
 // products of E, bfloat16 or float16, summed in float32, with the state in float32. K is up to kChunkMaxKeyDim. K above
-// 128 needs a Hopper GPU, no gate per key channel, K and V that are multiples of 8, and rows that can be read in pieces
-// of 16 bytes. With float16 a factor of a product above 65504 becomes infinite (docs/numerics.md). A non-finite token
-// affects its own chunk of 64 tokens and later tokens, never an earlier chunk or another sequence. States are saved
-// every saved.interval tokens, a multiple of 64.
+// 128 needs a Hopper GPU, one key, no gate per key channel, K and V that are multiples of 8, and rows that can be read
+// in pieces of 16 bytes. With float16 a factor of a product above 65504 becomes infinite (docs/numerics.md). A
+// non-finite token affects its own chunk of 64 tokens and later tokens, never an earlier chunk or another sequence.
+// States are saved every saved.interval tokens, a multiple of 64.
 template <class E>
 void chunk_fwd(const DeltaForward<E>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
@@ -77,7 +77,7 @@ std::string chunk_fwd_refusal(const DeltaForward<E>& problem);
 inline constexpr std::int64_t kChunkMaxKeyDim = 256;
 
 // Computes the gradients by the chunk algorithm (docs/equations.md, the backward), for the problems of chunk_fwd. A
-// gate per key channel needs a Hopper GPU. The forward has saved states every saved.interval tokens, a multiple of 64.
+// gate per key channel and two keys need a Hopper GPU. States are saved every saved.interval tokens, a multiple of 64.
 // The states of the chunks between are computed again, so a longer interval saves memory; the chunks of an interval are
 // computed in order, the intervals of a sequence at the same time. A non-finite token affects its own chunk besides
 // what it affects in the recurrence, never another sequence (docs/numerics.md).
@@ -98,8 +98,8 @@ std::string chunk_bwd_refusal(const DeltaBackward<E>& problem);
 // Computes the forward by the chunk algorithm with every operand in float32. Each operand of a product is the sum of
 // two TF32 numbers, which has nearly the accuracy of float32 (docs/design/2026-11-cuda-float32.md). Chunks have 32
 // tokens. Takes every kind of decay. K is up to kFloat32MaxKeyDim, or up to 64 if a thread block cannot have 120 KB of
-// shared memory, or 150 KB with a decay per key channel. A non-finite token affects its own chunk and later tokens.
-// States are saved every saved.interval tokens, a multiple of 32.
+// shared memory, or 150 KB with two keys or a decay per key channel. A non-finite token affects its own chunk and later
+// tokens. States are saved every saved.interval tokens, a multiple of 32.
 void chunk_float32_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
 inline constexpr std::int64_t kFloat32MaxKeyDim = 128;

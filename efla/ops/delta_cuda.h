@@ -34,7 +34,7 @@ std::string chunk_refusal(const DeltaForward<T>& p) {
   if constexpr (std::is_same_v<T, float>) {
     return gpu::chunk_float32_fwd_refusal(p);
   } else {
-    return p.rule.two_keys ? "rules with two keys" : gpu::chunk_fwd_refusal(p);
+    return gpu::chunk_fwd_refusal(p);
   }
 }
 template <class T>
@@ -42,7 +42,7 @@ std::string chunk_refusal(const DeltaBackward<T>& p) {
   if constexpr (std::is_same_v<T, float>) {
     return gpu::chunk_float32_bwd_refusal(p);
   } else {
-    return p.rule.two_keys ? "rules with two keys" : gpu::chunk_bwd_refusal(p);
+    return gpu::chunk_bwd_refusal(p);
   }
 }
 

@@ -62,7 +62,8 @@ void expect_contained_chunks(const DeltaCase& c, const std::vector<TokenAt>& tok
   using enum gpu::ChunkKernel;
   for (const auto& [name, kernel] : {std::pair{"portable", portable}, {"sweep", sweep}, {"fused", fused}}) {
     if (kernel == portable ? gpu::divides_keys(c.shape()) : !gpu::is_hopper()) continue;
-    if (kernel == portable && c.decay == Decay::channel && !gpu::is_hopper()) continue;
+    const bool decays_rows = c.decay == Decay::channel || c.erase_key != EraseKey::none;
+    if (kernel == portable && decays_rows && !gpu::is_hopper()) continue;
     SCOPED_TRACE(name);
     expect_contained<bfloat16>(c, gpu::kChunkTokens, tokens, by_chunks<bfloat16>(kernel));
     expect_contained<float16>(c, gpu::kChunkTokens, tokens, by_chunks<float16>(kernel));
@@ -90,6 +91,22 @@ TEST(CudaContainment, Chunks) {
 TEST(CudaContainment, ChunksOfChannelGates) {
   expect_contained_chunks(packed(Decay::channel, 128), kTokens);
   expect_contained_chunks(packed(Decay::channel, 64, 2), kTokens);
+}
+
+DeltaCase packed_with_two_keys(Decay decay, std::int64_t keys, std::int64_t group) {
+  DeltaCase c = packed(decay, keys, group);
+  c.erase_key = EraseKey::gated;
+  return c;
+}
+
+TEST(CudaContainment, TwoKeys) {
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    const DeltaCase c = packed_with_two_keys(decay, 64, 2);
+    expect_contained_chunks(c, kTokens);
+    expect_contained<float>(c, gpu::kFloat32Tokens, kTokens, by_chunks_of_float32());
+    expect_contained<float>(c, 1, kTokens, by_recurrence<float>());
+  }
+  expect_contained_chunks(packed_with_two_keys(Decay::scalar, 128, 1), kTokens);
 }
 
 TEST(CudaContainment, DividedKeys) { expect_contained_chunks(packed(Decay::scalar, 256), kTokens); }

@@ -61,6 +61,21 @@ inline std::vector<DeltaCase> two_key_cases_on_gpus() {
   return cases;
 }
 
+// Returns the cases with two keys that the chunkwise kernels of 16 bits take: two_key_cases_on_gpus, and of `family`
+// the cases with the L2 norm and whole blocks of keys.
+inline std::vector<DeltaCase> two_key_chunk_cases(const std::vector<DeltaCase>& family) {
+  std::vector<DeltaCase> cases;
+  for (const DeltaCase& c : two_key_cases_on_gpus()) {
+    if (!gpu::divides_keys(c.shape())) cases.push_back(c);
+  }
+  for (DeltaCase c : family) {
+    if (!c.qk_l2norm || c.key_dim % 16 != 0 || gpu::divides_keys(c.shape())) continue;
+    c.erase_key = EraseKey::gated;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 // The name of a test of a list of cases.
 inline std::string indexed_name(const testing::TestParamInfo<DeltaCase>& info) {
   return std::to_string(info.index) + "_" + name_of(info.param);

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "efla/cuda/device.h"
 #include "efla/ops/delta.h"
@@ -80,6 +81,9 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   c.layout = Layout::contiguous;
   c.decay = Decay::channel;
   expect_refusal("with a decay per key channel");
+  c.decay = Decay::none;
+  c.erase_key = EraseKey::gated;
+  expect_refusal("with two keys");
   DeltaCase gated = small_case();
   gated.decay = Decay::channel;
   DeltaData<float> wide(gated);
@@ -149,10 +153,12 @@ TEST(CudaOps, GradientsWithTwoKeysAreThoseOfTheReference) { expect_gradients(Era
 
 // chunk_bwd_test compares the kernels with float64.
 TEST(CudaOps, GradientsByChunksAreTheKernels) {
-  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+  for (const auto& [decay, erase_key] :
+       {std::pair{Decay::scalar, EraseKey::none}, {Decay::channel, EraseKey::none}, {Decay::scalar, EraseKey::gated}}) {
     DeltaCase c = small_case();
     c.tokens = 1200;
     c.decay = decay;
+    c.erase_key = erase_key;
     c.group = 2;
     c.initial_state = c.dfinal_state = true;
     DeltaData<bfloat16> data(c), direct(c);

@@ -153,6 +153,11 @@ DeltaCase gated(Decay decay, std::int64_t batch, std::int64_t tokens, std::int64
   return c;
 }
 
+DeltaCase with_two_keys(DeltaCase c) {
+  c.erase_key = EraseKey::gated;
+  return c;
+}
+
 constexpr std::int64_t kCutTokens = 2112;  // of one head, which are cut into segments
 
 std::vector<RepeatedCase> repeated_cases() {
@@ -172,6 +177,10 @@ std::vector<RepeatedCase> repeated_cases() {
       {"DividedKeysBackward", sweep, true, gated(scalar, 1, 300, 2, 256, 256, 2)},
       {"PackedBackward", sweep, true, packed},
       {"PortableBackward", portable, true, gated(scalar, 1, 300, 2, 128, 128)},
+      {"TwoKeysForward", sweep, false, with_two_keys(gated(channel, 1, kCutTokens, 1, 128, 128))},
+      {"TwoKeysPortableForward", portable, false, with_two_keys(gated(scalar, 1, 300, 2, 128, 128))},
+      {"TwoKeysBackward", sweep, true, with_two_keys(gated(scalar, 1, 1024, 2, 128, 128))},
+      {"GroupedTwoKeysBackward", sweep, true, with_two_keys(gated(channel, 1, 300, 2, 64, 64, 2))},
   };
 }
 

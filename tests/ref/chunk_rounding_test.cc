@@ -29,8 +29,10 @@ struct Errors {
 template <class E>
 std::vector<DeltaCase> matrix() {
   std::vector<DeltaCase> cases;
-  for (const DeltaCase& c : delta_cases()) {
-    if (std::is_same_v<E, bfloat16> || float16_holds(c)) cases.push_back(c);
+  for (const auto& family : {delta_cases(), two_key_cases()}) {
+    for (const DeltaCase& c : family) {
+      if (std::is_same_v<E, bfloat16> || float16_holds(c)) cases.push_back(c);
+    }
   }
   return cases;
 }
@@ -183,10 +185,12 @@ double float32_error_of_allowed(const DeltaCase& c, DeltaData<float>& data,
 
 TEST(ChunkRoundingFloat32, Matrix) {
   double worst = 0;
-  for (const DeltaCase& c : delta_cases()) {
-    if (c.key_dim > 128) continue;
-    DeltaData<float> data(c);
-    worst = std::max(worst, float32_error_of_allowed(c, data));
+  for (const auto& family : {delta_cases(), two_key_cases()}) {
+    for (const DeltaCase& c : family) {
+      if (c.key_dim > 128) continue;
+      DeltaData<float> data(c);
+      worst = std::max(worst, float32_error_of_allowed(c, data));
+    }
   }
   // Of the state that is left where all was erased the naive loop has lost digits too, so that the caps do not hold.
   for (const DeltaCase& c : fading_cases()) {
@@ -281,11 +285,12 @@ TEST(ChunkRoundingFloat32, ChannelGates) {
 // A NaN token reaches its own chunk beside what it reaches in the recurrence, also where sequences are cut into
 // segments.
 template <class T>
-void expect_contained_oracle(Decay decay, int segments) {
+void expect_contained_oracle(Decay decay, int segments, EraseKey erase_key = EraseKey::none) {
   DeltaCase c{"exact", 1, 1, true, 1, 300, 2, 16, 8, 1, Layout::contiguous, true, true, true};
   c.cu_seqlens = {0, 80, 230, 300};
   c.decay = decay;
   c.gate = 0.1;
+  c.erase_key = erase_key;
   expect_contained<T>(c, ChunkOracle<T>::kTokens, {{1, 0}, {1, 70}, {1, 149}}, [&](DeltaData<T>& data) {
     chunk_oracle_forward(data.forward(), segments);
     chunk_oracle_backward(data.forward(), data.backward());
@@ -307,6 +312,14 @@ TEST(ChunkRoundingFloat16, NanToken) {
 
 TEST(ChunkRoundingFloat32, NanToken) {
   for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) expect_contained_oracle<float>(decay, 1);
+}
+
+TEST(ChunkRounding, NanTokenWithTwoKeys) {
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    expect_contained_oracle<bfloat16>(decay, 3, EraseKey::gated);
+    expect_contained_oracle<float16>(decay, 1, EraseKey::gated);
+    expect_contained_oracle<float>(decay, 1, EraseKey::gated);
+  }
 }
 
 // The case that grew without bound in a kernel whose diagonal inverse was rounded: one unit key repeated. Here the

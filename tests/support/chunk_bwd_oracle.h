@@ -3,11 +3,11 @@
 //
 // bfloat16 and float16 inputs (efla/cuda/chunk/chunk_bwd.h): the points of the kernels for Hopper, in their type:
 // besides the forward's, U and D and their gradients as operands, dS' as an operand, the scaled dO and D that change
-// dS, and W and H with all their factors. With a gate per channel (efla/cuda/chunk/grads/grads_channel_sm90.cu) the
-// decayed keys and queries of blocks of 16 tokens are rounded too, but not W and H of pairs within a block. The
-// portable kernel without such a gate rounds W and H twice, with one factor of the L2 norm each. The kernels of float32
-// operands round as in the forward (chunk_oracle.h); with a gate per channel the products of W and H with decayed keys
-// and queries, of blocks of 8 tokens, are in float32.
+// dS, and W and H with all their factors. With a gate per channel or two keys
+// (efla/cuda/chunk/grads/grads_channel_sm90.cu) the decayed keys and queries of blocks of 16 tokens are rounded too,
+// but not W and H of pairs within a block. The portable kernel without such a gate rounds W and H twice, with one
+// factor of the L2 norm each. The kernels of float32 operands round as in the forward (chunk_oracle.h); with a gate per
+// channel the products of W and H with decayed keys and queries, of blocks of 8 tokens, are in float32.
 #pragma once
 
 #include <cmath>
@@ -23,18 +23,18 @@ template <class T>
 class ChunkBwdOracle : ChunkOracle<T> {
   using Base = ChunkOracle<T>;
   using Base::at_, Base::b_, Base::channel_decays, Base::columns_, Base::decay_, Base::decay_of, Base::decays_,
-      Base::erase_, Base::i_h_, Base::i_q_, Base::kBlock, Base::kBlocks, Base::key, Base::keys_, Base::kTokens,
-      Base::n_, Base::n_k_, Base::n_q_, Base::operand, Base::out_, Base::p_, Base::p_matrix_, Base::prefix_,
-      Base::prepare, Base::query, Base::read_, Base::read_keys_, Base::read_queries_, Base::solve,
-      Base::solve_transposed, Base::times, Base::write_, Base::write_keys_;
+      Base::decays_rows, Base::erase_, Base::erase_key, Base::i_h_, Base::i_q_, Base::kBlock, Base::kBlocks, Base::key,
+      Base::keys_, Base::kTokens, Base::n_, Base::n_e_, Base::n_k_, Base::n_q_, Base::operand, Base::out_, Base::p_,
+      Base::p_matrix_, Base::prefix_, Base::prepare, Base::query, Base::read_, Base::read_keys_, Base::read_queries_,
+      Base::solve, Base::solve_transposed, Base::times, Base::write_, Base::write_keys_;
   using typename Base::Column, typename Base::Matrix, typename Base::State;
 
  public:
   ChunkBwdOracle(const DeltaForward<T>& forward, const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h)
       : Base(forward, n, i_h, 1), bwd_(p) {}
 
-  // Writes the gradients of the value head's own inputs, and adds to the gradients of q̂ and k̂ [T, K].
-  void run(std::vector<float>& dq, std::vector<float>& dk) {
+  // Writes the gradients of the value head's own inputs, and adds to the gradients of q̂, k̂ and with two keys κ̂ [T, K].
+  void run(std::vector<float>& dq, std::vector<float>& dk, std::vector<float>& derase_key) {
     State s(keys_ * columns_);
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {
       s[i] = p_.initial_state(n_, i_h_, i / columns_, i % columns_);
@@ -50,8 +50,8 @@ class ChunkBwdOracle : ChunkOracle<T> {
       const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
       prepare(start, rows);
       retreat(start, rows, chunks[c], ds);
-      if (p_.rule.decay == Decay::channel) {
-        channel_gradients(start, rows, chunks[c], dq, dk);
+      if (decays_rows()) {
+        channel_gradients(start, rows, chunks[c], dq, dk, derase_key);
       } else {
         gradients(start, rows, chunks[c], dq, dk);
       }
@@ -205,7 +205,7 @@ class ChunkBwdOracle : ChunkOracle<T> {
   // What a chunk has per channel, with the factors of the L2 norm.
   struct Channel {
     ChannelDecays<T> decays;
-    std::array<float, kTokens> k{}, q{};
+    std::array<float, kTokens> k{}, q{}, erase_key{};
     std::array<float, kTokens> decayed_key{}, decayed_query{}, decayed_erase{};  // rounded
     std::array<float, kTokens> of_query{}, of_erase{},
         of_key{};                        // what S and other blocks give, from the block's start or to its end
@@ -213,7 +213,7 @@ class ChunkBwdOracle : ChunkOracle<T> {
   };
 
   void channel_gradients(std::int64_t start, int rows, const Chunk& c, std::vector<float>& dq_sum,
-                         std::vector<float>& dk_sum) {
+                         std::vector<float>& dk_sum, std::vector<float>& derase_sum) {
     State of_dout;
     for (int i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < columns_; ++j) of_dout.push_back(dout(start + i, j));
@@ -222,13 +222,13 @@ class ChunkBwdOracle : ChunkOracle<T> {
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
         w[i][j] = out_[i] * n_k_[j] * product(of_dout, i, c.u, j);
-        if (j < i) h[i][j] = n_k_[i] * n_k_[j] * product(c.d, i, c.u, j);
+        if (j < i) h[i][j] = n_e_[i] * n_k_[j] * product(c.d, i, c.u, j);
         if (i / kBlock == j / kBlock) continue;
         w[i][j] = operand(w[i][j]);
         h[i][j] = operand(h[i][j]);
       }
     }
-    std::array<float, kTokens> da{};
+    std::array<float, kTokens> da{}, dg_of_head{};
     std::vector<float> dk(rows * keys_);
     for (std::int64_t x = 0; x < keys_; ++x) {
       const Channel channel = other_blocks(start, rows, x, c, of_dout, w, h);
@@ -242,7 +242,7 @@ class ChunkBwdOracle : ChunkOracle<T> {
       }
       for (int i = 0; i < rows; ++i) {
         const int first = i / kBlock * kBlock;
-        const float from_start = channel.decays.from_start(i), erasing = erase_[i] * channel.k[i];
+        const float from_start = channel.decays.from_start(i), erasing = erase_[i] * channel.erase_key[i];
         float dq = from_start * channel.of_query[i], spanning = 0;
         erase[i] = from_start * channel.of_erase[i];
         const float read = channel.q[i] * dq - erasing * erase[i];
@@ -257,20 +257,26 @@ class ChunkBwdOracle : ChunkOracle<T> {
           if (j < i) dg[j + 1] += spanning;
         }
         dq_sum[(start + i) * keys_ + x] += dq / n_q_[i];
-        da[i] -= channel.k[i] * erase[i];
+        da[i] -= channel.erase_key[i] * erase[i];
       }
       for (int i = 0; i < rows; ++i) {
-        dk[i * keys_ + x] = (key_gradient[i] - erase_[i] * erase[i]) / n_k_[i];
-        bwd_.dg(at_.i_b, start + i, i_h_, x) = dg[i];
+        const float of_erase = -erase_[i] * erase[i];
+        dk[i * keys_ + x] = (key_gradient[i] + (p_.rule.two_keys ? 0 : of_erase)) / n_k_[i];
+        if (p_.rule.two_keys) derase_sum[(start + i) * keys_ + x] += of_erase / n_e_[i];
+        if (p_.rule.decay == Decay::channel) bwd_.dg(at_.i_b, start + i, i_h_, x) = dg[i];
+        dg_of_head[i] += dg[i];
       }
     }
+    for (int i = 0; i < rows && p_.rule.decay == Decay::scalar; ++i)
+      bwd_.dg(at_.i_b, start + i, i_h_, 0) = dg_of_head[i];
     for (int i = 0; i < rows; ++i) {
       float db = 0;
       for (std::int64_t j = 0; j < columns_; ++j) {
         db += to_float(p_.v(at_.i_b, start + i, i_h_, j)) * c.d[i * columns_ + j];
         bwd_.dv(at_.i_b, start + i, i_h_, j) = from_state<T>(b_[i] * c.d[i * columns_ + j]);
       }
-      finish_token(start + i, i, da[i], db, {dk.begin() + i * keys_, dk.begin() + (i + 1) * keys_}, dk_sum);
+      finish_token(start + i, i, da[i], db, {dk.begin() + i * keys_, dk.begin() + (i + 1) * keys_}, dk_sum,
+                   &derase_sum);
     }
   }
 
@@ -282,12 +288,13 @@ class ChunkBwdOracle : ChunkOracle<T> {
     for (int i = 0; i < rows; ++i) {
       channel.k[i] = key(start + i, x);
       channel.q[i] = query(start + i, x);
+      channel.erase_key[i] = erase_key(start + i, x);
       const float from_start = channel.decays.from_start(i);
       channel.decayed_key[i] = operand(channel.k[i] * channel.decays.to_end(i));
       channel.decayed_query[i] = operand(channel.q[i] * from_start);
-      channel.decayed_erase[i] = operand(-erase_[i] * channel.k[i] * from_start);
+      channel.decayed_erase[i] = operand(-erase_[i] * channel.erase_key[i] * from_start);
       channel.of_query[i] = out_[i] * product(of_dout, i, c.s, x);
-      channel.of_erase[i] = n_k_[i] * product(c.d, i, c.s, x);
+      channel.of_erase[i] = n_e_[i] * product(c.d, i, c.s, x);
       channel.of_key[i] = n_k_[i] * product(c.u, i, c.ds, x);
     }
     const float z = channel.decays.over(0, kBlocks) * product(c.s, x, c.ds, x);
@@ -318,19 +325,27 @@ class ChunkBwdOracle : ChunkOracle<T> {
     return channel;
   }
 
-  // Writes dbeta, and adds the gradient of k̂ with what comes through λ.
-  void finish_token(std::int64_t t, int i, float da, float db, const std::vector<float>& dk,
-                    std::vector<float>& dk_sum) const {
+  // Writes dbeta, and adds the gradient of k̂ with what comes through λ, or of k̂ and κ̂ with what comes through μ.
+  void finish_token(std::int64_t t, int i, float da, float db, const std::vector<float>& dk, std::vector<float>& dk_sum,
+                    std::vector<float>* derase_sum = nullptr) const {
     const auto& step = p_.rule.step;
     float lambda = 0;
-    for (std::int64_t x = 0; x < keys_; ++x) lambda += key(t, x) * key(t, x);
-    const Gain<float> of_token = gain(step, to_float(p_.beta(at_.i_b, t, i_h_)), lambda * n_k_[i] * n_k_[i]);
+    for (std::int64_t x = 0; x < keys_; ++x) lambda += erase_key(t, x) * key(t, x);
+    lambda *= n_e_[i] * n_k_[i];
+    const float beta = to_float(p_.beta(at_.i_b, t, i_h_));
+    const Gain<float> of_token = p_.rule.two_keys ? two_key_gain(step, beta, lambda) : gain(step, beta, lambda);
     const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
     bwd_.dbeta(at_.i_b, t, i_h_) =
         from_state<T>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
     const float twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
     for (std::int64_t x = 0; x < keys_; ++x) {
-      dk_sum[t * keys_ + x] += dk[x] + twice_dlambda * (of_token.lambda_unit * n_k_[i] * key(t, x));
+      const float of_key = of_token.lambda_unit * n_k_[i] * key(t, x);
+      if (!p_.rule.two_keys) {
+        dk_sum[t * keys_ + x] += dk[x] + twice_dlambda * of_key;
+        continue;
+      }
+      dk_sum[t * keys_ + x] += dk[x] + twice_dlambda / 2 * (of_token.lambda_unit * n_e_[i] * erase_key(t, x));
+      (*derase_sum)[t * keys_ + x] += twice_dlambda / 2 * of_key;
     }
   }
 
@@ -344,12 +359,13 @@ void chunk_oracle_backward(const DeltaForward<T>& forward, const DeltaBackward<T
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
     const Sequence at = sequence_of(p, n);
     for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
-      std::vector<float> dq(p.shape.tokens * keys), dk = dq;
+      std::vector<float> dq(p.shape.tokens * keys), dk = dq, derase_key = dq;
       for (std::int64_t i_h = i_q * group; i_h < (i_q + 1) * group; ++i_h)
-        ChunkBwdOracle<T>(forward, p, n, i_h).run(dq, dk);
+        ChunkBwdOracle<T>(forward, p, n, i_h).run(dq, dk, derase_key);
+      // The factor of k multiplies κ too, so that κ̂·dκ̂ (`other`) is a part of what the norm of k takes away.
       const auto store = [&](const std::vector<float>& gradient, const View<const T, 4>& x, const View<T, 4>& to,
-                             std::int64_t t) {
-        float squares = 0, along = 0;
+                             std::int64_t t, float other) {
+        float squares = 0, along = p.rule.qk_l2norm ? other : 0.0F;
         for (std::int64_t i = 0; i < keys; ++i)
           squares += to_float(x(at.i_b, t, i_q, i)) * to_float(x(at.i_b, t, i_q, i));
         const float factor = p.rule.qk_l2norm ? 1 / std::sqrt(squares + static_cast<float>(kL2NormEpsilon)) : 1.0F;
@@ -360,10 +376,19 @@ void chunk_oracle_backward(const DeltaForward<T>& forward, const DeltaBackward<T
           to(at.i_b, t, i_q, i) =
               from_state<T>(factor * (gradient[t * keys + i] - along * factor * to_float(x(at.i_b, t, i_q, i))));
         }
+        return factor;
       };
       for (std::int64_t t = at.begin; t < at.end; ++t) {
-        store(dq, p.q, p.dq, t);
-        store(dk, p.k, p.dk, t);
+        store(dq, p.q, p.dq, t, 0);
+        float product = 0, squares = 0;
+        for (std::int64_t i = 0; i < keys && p.rule.two_keys; ++i) {
+          product += to_float(p.erase_key(at.i_b, t, i_q, i)) * derase_key[t * keys + i];
+          squares += to_float(p.k(at.i_b, t, i_q, i)) * to_float(p.k(at.i_b, t, i_q, i));
+        }
+        const float norm = p.rule.qk_l2norm ? 1 / std::sqrt(squares + static_cast<float>(kL2NormEpsilon)) : 1.0F;
+        const float factor = store(dk, p.k, p.dk, t, norm * product);
+        for (std::int64_t i = 0; i < keys && p.rule.two_keys; ++i)
+          p.derase_key(at.i_b, t, i_q, i) = from_state<T>(factor * derase_key[t * keys + i]);
       }
     }
   }

@@ -3,10 +3,10 @@
 // a kernel's distance from it is a fault of the kernel.
 //
 // bfloat16 and float16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in the inputs' type T
-// and P, the state as an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed
-// keys and queries, which for float16 are multiplied by powers of two first; maps of segments and the states that they
-// multiply in two parts of that type. float32 inputs (efla/cuda/float32/float32.h): every operand of a product, but for
-// inverses and for products of a channel's tokens within a block, as the sum of two TF32 numbers.
+// and P, the state as an operand, the residual R, U and write∘U, the outputs, and with a gate per channel or two keys
+// the decayed keys and queries, which for float16 are multiplied by powers of two first; maps of segments and the
+// states that they multiply in two parts of that type. float32 inputs (efla/cuda/float32/float32.h): every operand of a
+// product, but for inverses and for products of a channel's tokens within a block, as the sum of two TF32 numbers.
 #pragma once
 
 #include <algorithm>
@@ -202,9 +202,21 @@ class ChunkOracle {
       p_.chunk_states(at_.i_b, at_.chunk(t), i_h_, i / columns_, i % columns_) = state[i];
   }
 
-  // Elements of the chunk's keys and queries, times the powers of two of their tokens.
+  // Returns whether the kernels read decayed rows. A gate per head is then the gate of every key channel.
+  bool decays_rows() const { return p_.rule.decay == Decay::channel || p_.rule.two_keys; }
+
+  // Returns the log of the decay of token t in key channel x, for decayed rows.
+  float channel_gate(std::int64_t t, std::int64_t x) const {
+    if (p_.rule.decay == Decay::none) return 0;
+    return limited(p_.g(at_.i_b, t, i_h_, p_.rule.decay == Decay::channel ? x : 0));
+  }
+
+  // Elements of the chunk's keys, erase keys and queries, times the powers of two of their tokens.
   float key(std::int64_t t, std::int64_t i) const {
     return key_unit_[t - start_] * to_float(p_.k(at_.i_b, t, i_q_, i));
+  }
+  float erase_key(std::int64_t t, std::int64_t i) const {
+    return p_.rule.two_keys ? erase_unit_[t - start_] * to_float(p_.erase_key(at_.i_b, t, i_q_, i)) : key(t, i);
   }
   float query(std::int64_t t, std::int64_t i) const {
     return query_unit_[t - start_] * to_float(p_.q(at_.i_b, t, i_q_, i));
@@ -212,7 +224,7 @@ class ChunkOracle {
 
   // The power of two that brings a row of which the sum of squares is given to a length in [1, 2).
   float unit_of(float squares) const {
-    if (!ChunkArithmetic<T>::kUnitRows || p_.rule.decay != Decay::channel) return 1;
+    if (!ChunkArithmetic<T>::kUnitRows || !decays_rows()) return 1;
     const float x = squares + (p_.rule.qk_l2norm ? static_cast<float>(kL2NormEpsilon) : std::ldexp(1.0F, -12));
     const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(x) >> 23) - 127;
     return std::ldexp(1.0F, -(exponent >> 1));
@@ -227,24 +239,30 @@ class ChunkOracle {
     start_ = start;
     key_unit_.fill(1);
     query_unit_.fill(1);
+    erase_unit_.fill(1);
     for (int r = 0; r < rows; ++r) {
-      float k = 0, q = 0;
+      float k = 0, q = 0, e = 0, mu = 0;
       for (std::int64_t i = 0; i < keys_; ++i) {
         k += key(start + r, i) * key(start + r, i);
         q += query(start + r, i) * query(start + r, i);
+        e += erase_key(start + r, i) * erase_key(start + r, i);
+        mu += erase_key(start + r, i) * key(start + r, i);
       }
       n_k_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(k + epsilon) : 1.0F;
       n_q_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(q + epsilon) : 1.0F;
-      if (p_.rule.decay == Decay::scalar) g[r] = limited(p_.g(at_.i_b, start + r, i_h_, 0));
+      if (p_.rule.decay == Decay::scalar && !decays_rows()) g[r] = limited(p_.g(at_.i_b, start + r, i_h_, 0));
       prefix_[r] = (r > 0 ? prefix_[r - 1] : Log(0)) + g[r];
-      const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k_[r] * n_k_[r]);
+      const float beta = to_float(p_.beta(at_.i_b, start + r, i_h_)), norm = n_k_[r] * n_k_[r];
+      const float alpha = p_.rule.two_keys ? two_key_alpha(step, beta, mu * norm) : gain_alpha(step, beta, k * norm);
       erase_[r] = static_cast<float>(step.erase_scale) * alpha;
       b_[r] = static_cast<float>(step.write_scale) * alpha;
       key_unit_[r] = unit_of(k);
       query_unit_[r] = unit_of(q);
+      erase_unit_[r] = p_.rule.two_keys ? unit_of(e) : key_unit_[r];
+      n_e_[r] = n_k_[r] / erase_unit_[r];
       n_k_[r] /= key_unit_[r];
       n_q_[r] /= query_unit_[r];
-      read_[r] = erase_[r] * decay_of(prefix_[r]) * n_k_[r];
+      read_[r] = erase_[r] * decay_of(prefix_[r]) * n_e_[r];
       out_[r] = scale * decay_of(prefix_[r]) * n_q_[r];
     }
     decay_ = decay_of(prefix_[rows - 1]);
@@ -254,7 +272,7 @@ class ChunkOracle {
       suffix += g[r];
     }
     Matrix a{}, t{}, kk_matrix{}, qk_matrix{};
-    if (p_.rule.decay == Decay::channel) {
+    if (decays_rows()) {
       if constexpr (std::is_same_v<T, float>) {
         multiply_decayed(start, rows, kk_matrix, qk_matrix);
       } else {
@@ -266,7 +284,7 @@ class ChunkOracle {
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
         const float kk = kk_matrix[i][j], qk = qk_matrix[i][j], decay = decay_of(prefix_[i] - prefix_[j]);
-        if (j < i) a[i][j] = erase_[i] * n_k_[i] * n_k_[j] * kk * decay;
+        if (j < i) a[i][j] = erase_[i] * n_e_[i] * n_k_[j] * kk * decay;
         p_matrix_[i][j] = operand(scale * n_q_[i] * n_k_[j] * qk * decay);
       }
     }
@@ -323,7 +341,7 @@ class ChunkOracle {
       std::array<float, kBlocks> total{}, middle{};
       std::array<bool, kBlocks> deep{};
       for (int i = 0; i < kTokens; ++i) {
-        const float g = i < rows ? limited(p_.g(at_.i_b, start + i, i_h_, x)) : 0.0F;
+        const float g = i < rows ? channel_gate(start + i, x) : 0.0F;
         local[i] = (i % kBlock > 0 ? local[i - 1] : 0.0F) + g;
       }
       for (int block = 0; block < kBlocks; ++block) {
@@ -342,27 +360,27 @@ class ChunkOracle {
       decays_[x] = std::exp(between(0, kBlocks));
       for (int i = 0; i < rows; ++i) {
         const int block = i / kBlock;
-        const float k = key(start + i, x), q = query(start + i, x);
+        const float k = key(start + i, x), q = query(start + i, x), e = erase_key(start + i, x);
         const float before = std::exp(local[i]) * std::exp(between(0, block));
-        read_keys_[i * keys_ + x] = operand(k * before);
+        read_keys_[i * keys_ + x] = operand(e * before);
         read_queries_[i * keys_ + x] = operand(q * before);
         write_keys_[i * keys_ + x] =
             operand(k * (std::exp(total[block] - local[i]) * std::exp(between(block + 1, kBlocks))));
         const float row = std::exp(local[i] - middle[block]);
-        const float k_row = operand(kHeadroom * k * row) / kHeadroom, q_row = operand(kHeadroom * q * row) / kHeadroom;
+        const float e_row = operand(kHeadroom * e * row) / kHeadroom, q_row = operand(kHeadroom * q * row) / kHeadroom;
         for (int j = 0; j <= i; ++j) {
           const int other = j / kBlock;
           const float k_j = key(start + j, x);
           if (other == block && deep[block]) {
             const float decay = std::exp(local[i] - local[j]);
-            kk[i][j] += k * k_j * decay;
+            kk[i][j] += e * k_j * decay;
             qk[i][j] += q * k_j * decay;
             continue;
           }
           const float to_middle = other == block ? middle[block] - local[j]
                                                  : total[other] - local[j] + between(other + 1, block) + middle[block];
           const float column = operand(kHeadroom * k_j * std::exp(to_middle)) / kHeadroom;
-          kk[i][j] += k_row * column;
+          kk[i][j] += e_row * column;
           qk[i][j] += q_row * column;
         }
       }
@@ -372,7 +390,7 @@ class ChunkOracle {
   // The decays of a channel in a chunk; tokens that do not exist have none.
   ChannelDecays<T> channel_decays(std::int64_t start, int rows, std::int64_t x) const {
     std::array<float, kTokens> g{};
-    for (int i = 0; i < rows; ++i) g[i] = limited(p_.g(at_.i_b, start + i, i_h_, x));
+    for (int i = 0; i < rows; ++i) g[i] = channel_gate(start + i, x);
     return ChannelDecays<T>(g);
   }
 
@@ -388,8 +406,9 @@ class ChunkOracle {
       decays_[x] = decays.over(0, kBlocks);
       for (int i = 0; i < rows; ++i) {
         const int block = i / kBlock;
-        const float k = key(start + i, x), q = query(start + i, x), from_start = decays.from_start(i);
-        read_keys_[i * keys_ + x] = k * from_start * decays.over(0, block);
+        const float k = key(start + i, x), q = query(start + i, x), e = erase_key(start + i, x),
+                    from_start = decays.from_start(i);
+        read_keys_[i * keys_ + x] = e * from_start * decays.over(0, block);
         read_queries_[i * keys_ + x] = q * from_start * decays.over(0, block);
         write_keys_[i * keys_ + x] = k * decays.to_end(i) * decays.over(block + 1, kBlocks);
         for (int j = 0; j <= i; ++j) {
@@ -397,14 +416,14 @@ class ChunkOracle {
           const float k_j = key(start + j, x);
           if (other == block) {
             const float decayed = k_j * decays.between(j, i);
-            kk[i][j] += k * decayed;
+            kk[i][j] += e * decayed;
             qk[i][j] += q * decayed;
             continue;
           }
           const bool across = other < kMiddle && block >= kMiddle;
           const float row = from_start * (across ? decays.over(kMiddle, block) : 1);
           const float column = k_j * decays.to_end(j) * (across ? decays.over(other + 1, kMiddle) : 1);
-          kk[i][j] += times(k * row, column);
+          kk[i][j] += times(e * row, column);
           qk[i][j] += times(q * row, column);
         }
       }
@@ -511,8 +530,9 @@ class ChunkOracle {
   Sequence at_;
   std::int64_t n_, i_h_, i_q_, segments_, keys_, columns_;
   Matrix t_{}, p_matrix_{};
-  // n_k and n_q: the factors of the L2 norm, divided by the tokens' powers of two.
-  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, erase_{}, n_k_{}, n_q_{}, key_unit_{}, query_unit_{};
+  // n_k, n_e (of erase keys) and n_q: the factors of the L2 norm, divided by the tokens' powers of two.
+  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, erase_{}, n_k_{}, n_e_{}, n_q_{}, key_unit_{},
+      erase_unit_{}, query_unit_{};
   std::int64_t start_ = 0;             // of the chunk
   std::array<Log, kTokens> prefix_{};  // log γ
   float decay_ = 1;

@@ -20,11 +20,13 @@ namespace efla::test {
 
 // A token of one head of an input all of whose elements are NaN.
 struct NanToken {
-  std::string_view input;        // q, k, v, beta, g or dout
+  std::string_view input;        // q, k, erase_key, v, beta, g or dout
   std::int64_t sequence, token;  // the token counted from the sequence's first
-  std::int64_t head;             // of q and k a query head, of the others a value head
+  std::int64_t head;             // of q, k and erase_key a query head, of the others a value head
 
-  std::int64_t heads_of(const DeltaShape& s) const { return input == "q" || input == "k" ? s.heads : s.value_heads; }
+  std::int64_t heads_of(const DeltaShape& s) const {
+    return input == "q" || input == "k" || input == "erase_key" ? s.heads : s.value_heads;
+  }
 };
 
 // Sets the token's elements to NaN.
@@ -39,6 +41,7 @@ void spoil(DeltaData<T>& data, const NanToken& nan) {
   };
   if (nan.input == "q") fill(data.q.view());
   if (nan.input == "k") fill(data.k.view());
+  if (nan.input == "erase_key") fill(data.erase_key.view());
   if (nan.input == "v") fill(data.v.view());
   if (nan.input == "g") fill(data.g.view());
   if (nan.input == "dout") fill(data.dout.view());
@@ -67,7 +70,7 @@ inline std::string beyond_reach(const DeltaCase& c, std::int64_t chunk, const Na
   for (const auto& [name, expected] : clean) {
     const std::vector<double>&got = values_of(spoiled, name), &exact = values_of(reference, name);
     const bool states = name.ends_with("state");
-    const std::int64_t heads = name == "dq" || name == "dk" ? s.heads : s.value_heads;
+    const std::int64_t heads = name == "dq" || name == "dk" || name == "derase_key" ? s.heads : s.value_heads;
     const std::int64_t rows = states ? s.sequences() : std::ssize(chunk_of),
                        size = std::ssize(expected) / (rows * heads);
     const auto part_of = [&](std::int64_t i) {  // a chunk or a state of one head
@@ -107,8 +110,9 @@ void expect_contained(const DeltaCase& c, std::int64_t chunk, const std::vector<
   DeltaData<T> data(c);
   const Results clean = run(data);
   for (const TokenAt& at : tokens) {
-    for (const std::string_view input : {"q", "k", "v", "beta", "g", "dout"}) {
+    for (const std::string_view input : {"q", "k", "erase_key", "v", "beta", "g", "dout"}) {
       if (input == "g" && c.decay == Decay::none) continue;
+      if (input == "erase_key" && c.erase_key == EraseKey::none) continue;
       NanToken nan{input, at.sequence, at.token, 0};
       nan.head = nan.heads_of(c.shape()) - 1;
       DeltaData<T> spoiled(c);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 
+#include "efla/cuda/common/decayed_rows.h"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
@@ -45,11 +46,12 @@ struct ChunkRecord {
 };
 static_assert(sizeof(ChunkRecord) % 128 == 0);
 
-// The decayed keys and queries of a chunk and value head where every key channel has a gate. γ_i is then a vector over
-// the channels. E reads γ_i∘k_i (`k`), the state gets γ_C/γ_i∘k_i (`written`), and o reads γ_i∘q_i (`q`). The vectors
-// of the record are then without γ, and γ_C is `decay`. In float16 every key and every query is also multiplied by a
-// power of two, and n_k or n_q is divided by this power (kUnitRows in channels.cuh). k, written and q are images of
-// kTiles tiles of 64 channels each, in the type of the elements.
+// The decayed keys and queries of a chunk and value head where every key channel has a gate or the rule has two keys.
+// γ_i is then a vector over the channels. E reads γ_i∘κ_i (`k`), where the erase key κ_i is k_i if the rule has one
+// key, the state gets γ_C/γ_i∘k_i (`written`), and o reads γ_i∘q_i (`q`). A_ij has κ_i in the place of k_i, and n_k of
+// the key multiplies κ too. The vectors of the record are then without γ, and γ_C is `decay`. In float16 every row is
+// also multiplied by a power of two, by which its factor n_k or n_q is divided (kUnitRows in channels.cuh). k, written
+// and q are images of kTiles tiles of 64 channels each, in the type of the elements.
 template <int kTiles>
 struct ScaledRows {
   static constexpr int kBytes = kTiles * kChunkTokens * 128;
@@ -77,7 +79,7 @@ constexpr std::size_t segment_map_bytes(const DeltaShape& s) {
 }
 
 // Keys of more dimensions than this are divided: each of two warpgroups has half of the keys of every state. `prepare`,
-// the sweeps on Hopper and the gradients take divided keys, without segments and without a gate per key channel.
+// the sweeps on Hopper and the gradients take divided keys, without segments and without ScaledRows.
 inline constexpr std::int64_t kUndividedKeys = 128;
 constexpr bool divides_keys(const DeltaShape& s) { return s.key_dim > kUndividedKeys; }
 
@@ -94,7 +96,7 @@ struct ChunkProblem {
   static constexpr int kTokens = kChunkTokens;
   DeltaForward<E> p;
   ChunkRecord* records = nullptr;   // [slots][HV]
-  unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows; with a gate per key channel
+  unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows, if has_decayed_rows
   // Where sequences are cut into segments (segments.cc): [N, HV · (segments − 1), K, V], at index 0 of a head the state
   // after the first segment, and at index i the matrix N of segment i, for every segment but the first and the last.
   View<float, 4> segment_states;
@@ -106,7 +108,7 @@ struct ChunkProblem {
   std::int64_t slots_per_sequence = 0;  // 0 if sequences are packed
   float scale = 0;
   // Whether rows can be read or written in pieces of 16 bytes.
-  bool q_rows = false, k_rows = false, v_rows = false, o_rows = false, g_rows = false;
+  bool q_rows = false, k_rows = false, v_rows = false, o_rows = false, g_rows = false, erase_rows = false;
 };
 
 // Returns the number of slots. If sequences are packed it is an upper bound, because the host does not read cu_seqlens.
@@ -117,11 +119,6 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
 
 // Returns the chunks per segment of a sequence of `chunks` chunks. The last segments may have fewer.
 constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
-
-template <class E>
-constexpr bool has_channel_gate(const ChunkProblem<E>& c) {
-  return c.p.rule.decay == Decay::channel;
-}
 
 // Returns a problem, in one segment and without a workspace.
 template <class E>
@@ -137,12 +134,12 @@ int segments_of(const DeltaShape& shape);
 // (sweep/truncation_sm90.cuh), as many as the thread blocks for the maps can walk. 0: no walk may.
 int forgetting_segments_of(const DeltaShape& shape, const DeltaRule& rule);
 
-// Launches the kernel that writes every record, for problems without a gate per key channel. With `maps` (on Hopper)
+// Launches the kernel that writes every record, for problems without ScaledRows. With `maps` (on Hopper)
 // the copy engine reads keys and queries. Every launch function here throws CudaError where the launch fails.
 template <class E>
 void launch_prepare(const ChunkProblem<E>& problem, const RowMaps* maps, cudaStream_t stream);
 
-// Launches the kernel that writes every record and all ScaledRows where every key channel has a gate.
+// Launches the kernel that writes every record and all ScaledRows.
 template <class E>
 void launch_prepare_channel(const ChunkProblem<E>& problem, cudaStream_t stream);
 

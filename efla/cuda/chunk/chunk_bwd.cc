@@ -26,11 +26,12 @@ struct Parts {
     const std::size_t tiles = s.key_dim <= 64 ? 1 : divides_keys(s) ? 4 : 2;
     writes = heads * static_cast<std::size_t>(slices) * kTile;
     states = writes * tiles;
-    if (rule.decay == Decay::channel) {
+    if (has_decayed_rows(rule)) {
       scaled = heads * scaled_rows_bytes(s);
     }
-    if (s.group() > 1 && (rule.decay == Decay::channel || divides_keys(s))) {
-      key_sums = static_cast<std::size_t>(chunk_slots(s) * s.heads) * 4 * kTile * tiles;
+    if (s.group() > 1 && (has_decayed_rows(rule) || divides_keys(s))) {
+      const std::size_t gradients = rule.two_keys ? 3 : 2;
+      key_sums = static_cast<std::size_t>(chunk_slots(s) * s.heads) * gradients * 2 * kTile * tiles;
     }
     counts = ((1 + kClaims + heads) * sizeof(unsigned) + 255) / 256 * 256;
   }
@@ -47,7 +48,7 @@ bool can_copy_all(const DeltaBackward<E>& p) {
 // Launches the kernel that writes every record. `maps` as in launch_prepare.
 template <class E>
 void prepare(const ChunkProblem<E>& c, const RowMaps* maps, cudaStream_t stream) {
-  if (has_channel_gate(c)) return launch_prepare_channel(c, stream);
+  if (has_decayed_rows(c.p.rule)) return launch_prepare_channel(c, stream);
   launch_prepare(c, maps, stream);
 }
 
@@ -82,6 +83,7 @@ std::string chunk_bwd_refusal(const DeltaBackward<E>& p) {
     if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
   }
   if (p.rule.decay == Decay::channel && !is_hopper()) return "a decay per key channel on GPUs other than Hopper";
+  if (p.rule.two_keys && !is_hopper()) return "two keys on GPUs other than Hopper";
   if (p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
   }
@@ -109,7 +111,7 @@ void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cuda
   ChunkBackward<E> c;
   c.p = p;
   c.forward = chunk_problem(inputs);
-  const bool channel = has_channel_gate(c.forward);
+  const bool scaled = has_decayed_rows(p.rule);
   c.slices = static_cast<int>(parts.slices);
   c.dout_rows = has_aligned_rows(p.dout);
   c.dq_rows = has_aligned_rows(p.dq);
@@ -130,7 +132,7 @@ void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cuda
     prepare(c.forward, nullptr, stream);
     launch_sweep_states(c, stream);
     launch_sweep_reverse(c, stream);
-    if (channel) return launch_grads_channel(c, stream);
+    if (scaled) return launch_grads_channel(c, stream);
     return launch_grads(c, stream);
   }
   c.counted = true;
@@ -139,7 +141,7 @@ void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cuda
   prepare(c.forward, &maps, stream);
   const CUtensorMap dout = map_rows(p.dout);
   launch_sweeps_sm90(c, maps, dout, stream);
-  if (channel) return launch_grads_channel(c, stream);
+  if (scaled) return launch_grads_channel(c, stream);
   if (grads_sm90_take(c)) return launch_grads_sm90(c, maps, dout, stream);
   launch_grads(c, stream);
 }

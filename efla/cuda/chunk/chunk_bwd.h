@@ -17,7 +17,7 @@ namespace efla::gpu {
 //
 //   dU = write∘(k dS') + Pᵀ dO,   D = Tᵀ dU,   dS = γ_C dS' + (out∘q)ᵀ dO − (read∘k)ᵀ D
 //
-// With a gate per key channel, k in dU is γ_C/γ∘k, and q and k in dS are γ∘q and γ∘k (ScaledRows). S, dS', U and D are
+// With ScaledRows, k in dU is γ_C/γ∘k (`written`), and q and k in dS are γ∘q and γ∘κ (`q` and `k`). S, dS', U and D are
 // images in the type of the elements. The images of S and dS' are transposed: value columns by keys, K/64 tiles.
 template <class E>
 struct ChunkBackward {
@@ -25,9 +25,9 @@ struct ChunkBackward {
   ChunkProblem<E> forward;                                 // the same inputs, with records
   unsigned char *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices]
   unsigned char *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by value columns
-  // The sums of the gradients of q and of k over the value heads of a query head, [slots][H][2], tokens by keys in an
-  // order that the kernel chooses. Used where a query head has several value heads and either every key channel has a
-  // gate or the keys are divided.
+  // The sums of the gradients of q and of k over the value heads of a query head, [slots][H][2], with two keys also of
+  // κ, [slots][H][3], tokens by keys in an order that the kernel chooses. Used where a query head has several value
+  // heads and the kernels read ScaledRows or the keys are divided.
   float* key_sums = nullptr;
   // On Hopper the gradients begin while the sweeps run. ready [slots][HV] counts the slices of S and of dS' that are
   // written, both together. begun counts the pairs of a chunk and a query head that thread blocks of the gradients have
@@ -59,7 +59,7 @@ void launch_sweep_reverse(const ChunkBackward<E>& problem, cudaStream_t stream);
 template <class E>
 void launch_grads(const ChunkBackward<E>& problem, cudaStream_t stream);
 
-// Launches the gradients of the inputs where every key channel has a gate, on a Hopper GPU.
+// Launches the gradients of the inputs for problems with ScaledRows, on a Hopper GPU.
 template <class E>
 void launch_grads_channel(const ChunkBackward<E>& problem, cudaStream_t stream);
 
@@ -73,7 +73,7 @@ void launch_sweeps_sm90(const ChunkBackward<E>& problem, const RowMaps& maps, co
 template <class E>
 bool grads_sm90_take(const ChunkBackward<E>& problem);
 
-// Launches the gradients of the inputs on a Hopper GPU, without a gate per key channel. Arguments as for both sweeps.
+// Launches the gradients of the inputs on a Hopper GPU, without ScaledRows. Arguments as for both sweeps.
 template <class E>
 void launch_grads_sm90(const ChunkBackward<E>& problem, const RowMaps& maps, const CUtensorMap& dout,
                        cudaStream_t stream);

@@ -21,7 +21,7 @@ struct Parts {
   Parts(const DeltaShape& s, const DeltaRule& rule) {
     const auto chunks = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
     records = chunks * sizeof(ChunkRecord);
-    if (rule.decay == Decay::channel) scaled = chunks * scaled_rows_bytes(s);
+    if (has_decayed_rows(rule)) scaled = chunks * scaled_rows_bytes(s);
     const std::int64_t segments = segments_of(s), heads = s.sequences() * s.value_heads;
     if (segments == 1) return;
     states = static_cast<std::size_t>(heads * (segments - 1) * s.key_dim * s.value_dim) * sizeof(float);
@@ -36,7 +36,7 @@ struct Parts {
 
 // Returns the kernel to use on a Hopper GPU (docs/design/2026-11-cuda-forward.md).
 ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
-  if (rule.decay == Decay::channel || (s.key_dim <= 64) != (s.value_dim <= 64)) return ChunkKernel::sweep;
+  if (has_decayed_rows(rule) || (s.key_dim <= 64) != (s.value_dim <= 64)) return ChunkKernel::sweep;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
   return fills_multiprocessors(blocks) ? ChunkKernel::fused : ChunkKernel::sweep;
 }
@@ -54,6 +54,7 @@ bool can_copy_all(const DeltaForward<E>& p) {
 std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule) {
   const std::string keys = wide_keys();
   if (rule.decay == Decay::channel) return keys + "with a decay per key channel";
+  if (rule.two_keys) return keys + "with two keys";
   if (shape.key_dim % 8 != 0 || shape.value_dim % 8 != 0) return keys + "where K or V is not a multiple of 8";
   return is_hopper() ? "" : keys + "on GPUs other than Hopper";
 }
@@ -69,7 +70,8 @@ ChunkProblem<E> chunk_problem(const DeltaForward<E>& p) {
   c.k_rows = has_aligned_rows(p.k);
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
-  c.g_rows = has_channel_gate(c) && has_aligned_rows(p.g);
+  c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
+  c.erase_rows = has_aligned_rows(p.erase_key);
   return c;
 }
 template ChunkProblem<bfloat16> chunk_problem(const DeltaForward<bfloat16>&);
@@ -114,14 +116,14 @@ void chunk_fwd(const DeltaForward<E>& p, const Workspace& workspace, cudaStream_
   if (!can_copy_all(p)) kernel = ChunkKernel::portable;
   if (divides_keys(p.shape)) kernel = ChunkKernel::sweep;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
-  const bool channel = has_channel_gate(c), fused = kernel == ChunkKernel::fused && !channel;
-  if (channel) launch_prepare_channel(c, stream);
+  const bool scaled = has_decayed_rows(p.rule), fused = kernel == ChunkKernel::fused && !scaled;
+  if (scaled) launch_prepare_channel(c, stream);
   if (kernel == ChunkKernel::portable) {
-    if (!channel) launch_prepare(c, nullptr, stream);
+    if (!scaled) launch_prepare(c, nullptr, stream);
     return launch_sweep_portable(c, stream);
   }
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
-  if (!fused && !channel) launch_prepare(c, &maps, stream);
+  if (!fused && !scaled) launch_prepare(c, &maps, stream);
   launch_sweep_sm90(c, maps, map_rows(View<const E, 4>(p.o)), fused, stream);
 }
 

@@ -32,7 +32,7 @@ struct Parts {
 // Returns what both directions do not take of a problem, or "".
 template <class Problem>
 std::string refusal(const Problem& p) {
-  const bool channel = has_channel_rows(p.rule);
+  const bool channel = has_decayed_rows(p.rule);
   const int bytes = channel ? kFloat32LargeBytes<true> : kFloat32LargeBytes<false>;
   const std::int64_t most = p.shape.key_dim <= 64 || has_shared_memory(bytes) ? kFloat32MaxKeyDim : 64;
   if (p.shape.key_dim <= most) return "";
@@ -61,7 +61,7 @@ Float32Problem problem_of(const DeltaForward<float>& p) {
 }
 
 void launch_prepare(const Float32Problem& c, cudaStream_t stream) {
-  has_channel_rows(c.p.rule) ? launch_float32_prepare_channel(c, stream) : launch_float32_prepare(c, stream);
+  has_decayed_rows(c.p.rule) ? launch_float32_prepare_channel(c, stream) : launch_float32_prepare(c, stream);
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ void chunk_float32_bwd(const DeltaBackward<float>& p, const Workspace& workspace
   launch_prepare(c.forward, stream);
   launch_float32_states(c, stream);
   launch_float32_reverse(c, stream);
-  has_channel_rows(p.rule) ? launch_float32_grads_channel(c, stream) : launch_float32_grads(c, stream);
+  has_decayed_rows(p.rule) ? launch_float32_grads_channel(c, stream) : launch_float32_grads(c, stream);
 }
 
 }  // namespace efla::gpu

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "efla/cuda/common/decayed_rows.h"
 #include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
 
@@ -60,7 +61,7 @@ struct Float32Vectors {
 struct Float32Problem {
   static constexpr int kTokens = kFloat32Tokens;
   DeltaForward<float> p;
-  void* records = nullptr;            // [slots][HV], Float32ChannelRecord if has_channel_rows, else Float32Record
+  void* records = nullptr;            // [slots][HV], Float32ChannelRecord if has_decayed_rows, else Float32Record
   Float32Vectors* vectors = nullptr;  // [slots][HV]; only in the backward
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0 if sequences are packed
@@ -85,18 +86,14 @@ struct Float32Backward {
 // Returns the number of keys per state in the kernels, 64 or 128.
 constexpr int float32_keys(const DeltaShape& s) { return s.key_dim <= 64 ? 64 : 128; }
 
-// Returns whether the records have decayed rows (Float32ChannelRecord). A gate per head is then the gate of every key
-// channel.
-constexpr bool has_channel_rows(const DeltaRule& rule) { return rule.decay == Decay::channel || rule.two_keys; }
-
 // Returns the size of a record of the problem, in bytes.
 constexpr std::size_t float32_record_bytes(const DeltaShape& s, const DeltaRule& rule) {
-  if (!has_channel_rows(rule)) return sizeof(Float32Record);
+  if (!has_decayed_rows(rule)) return sizeof(Float32Record);
   return float32_keys(s) == 64 ? sizeof(Float32ChannelRecord<64>) : sizeof(Float32ChannelRecord<128>);
 }
 
 // The bytes of shared memory that a thread block needs for K above 64, at most; not every GPU has them. kChannel: with
-// decayed rows (has_channel_rows).
+// decayed rows (has_decayed_rows).
 template <bool kChannel>
 inline constexpr int kFloat32LargeBytes = (kChannel ? 150 : 120) * 1024;
 

@@ -306,7 +306,7 @@ void launch_for_keys(const DeltaShape& shape, Launch&& launch) {
 }
 template <class Launch>
 void launch_for(const Float32Problem& c, Launch&& launch) {
-  has_channel_rows(c.p.rule) ? launch_for_keys<true>(c.p.shape, launch) : launch_for_keys<false>(c.p.shape, launch);
+  has_decayed_rows(c.p.rule) ? launch_for_keys<true>(c.p.shape, launch) : launch_for_keys<false>(c.p.shape, launch);
 }
 
 template <class Memory, class Problem, class... Arguments>

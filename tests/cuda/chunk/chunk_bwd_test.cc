@@ -135,6 +135,10 @@ std::vector<DeltaCase> chunk_bwd_cases() {
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackward, testing::ValuesIn(chunk_bwd_cases()), indexed_name);
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackwardFloat16, testing::ValuesIn(taken_in_float16(chunk_bwd_cases())),
                          indexed_name);
+INSTANTIATE_TEST_SUITE_P(TwoKeys, CudaChunkBackward, testing::ValuesIn(two_key_chunk_cases(chunk_bwd_cases())),
+                         indexed_name);
+INSTANTIATE_TEST_SUITE_P(TwoKeys, CudaChunkBackwardFloat16,
+                         testing::ValuesIn(taken_in_float16(two_key_chunk_cases(chunk_bwd_cases()))), indexed_name);
 
 // Gates per channel of which some are minus infinity, some so strong that nothing survives a token, and the others
 // weak.

@@ -87,8 +87,8 @@ void expect_forward(const DeltaCase& c, DeltaData<E>& data, gpu::ChunkKernel ker
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
   SavedChunkStates states(c.shape(), (c.tokens < 300 ? 1 : 3) * gpu::kChunkTokens), oracle_states = states;
-  const bool cut =
-      kernel == gpu::ChunkKernel::sweep || (kernel == gpu::ChunkKernel::fused && c.decay == Decay::channel);
+  const bool cut = kernel == gpu::ChunkKernel::sweep ||
+                   (kernel == gpu::ChunkKernel::fused && (c.decay == Decay::channel || c.erase_key != EraseKey::none));
   chunk_oracle_forward(oracle_states.problem(oracle.forward(), oracle_states.values.data()),
                        cut ? gpu::segments_of(c.shape()) : 1);
   DeviceData<E> device(data), device_again(again);
@@ -178,6 +178,9 @@ std::vector<DeltaCase> chunk_cases() {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunk, testing::ValuesIn(chunk_cases()), indexed_name);
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkFloat16, testing::ValuesIn(taken_in_float16(chunk_cases())), indexed_name);
+INSTANTIATE_TEST_SUITE_P(TwoKeys, CudaChunk, testing::ValuesIn(two_key_chunk_cases(chunk_cases())), indexed_name);
+INSTANTIATE_TEST_SUITE_P(TwoKeys, CudaChunkFloat16,
+                         testing::ValuesIn(taken_in_float16(two_key_chunk_cases(chunk_cases()))), indexed_name);
 
 // A product of a query and a key above 65504 is infinite as a factor, so that the outputs of its token are not finite;
 // other sequences are not touched (docs/numerics.md).

@@ -1,5 +1,5 @@
-// The shared memory of a thread block of the gradients where every key channel has a gate. grads_channel_sm90.cu
-// defines the symbols.
+// The shared memory of a thread block of the gradients where every key channel has a gate or the rule has two keys.
+// grads_channel_sm90.cu defines the symbols.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,19 @@ inline constexpr int kEdgeRows = kBlock * (kBlocks - 1), kEdgeBytes = kEdgeRows 
 inline constexpr int kPairs = kBlocks * (kBlocks - 1) / 2;  // pairs of a block and an earlier block
 constexpr int pair_index(int block, int earlier) { return block * (block - 1) / 2 + earlier; }
 
-// Sums over the channels of a token. Each warp of the token's block adds its 32 channels. First they are Σk² and Σq²;
-// later k·E, and the products of q and k with their gradients, which the L2 norm needs.
-enum ChannelSum { kErase, kAlongQuery, kAlongKey, kSums, kKeySquares = kErase, kQuerySquares = kAlongQuery };
+// Sums over the channels of a token. Each warp of the token's block adds its 32 channels. First they are Σk² and Σq²,
+// with two keys also κ·k and Σκ². Later they are k·E (with two keys κ·E), the products of q and k with their gradients,
+// which the L2 norm needs, and with two keys the gradient of a gate per head.
+enum ChannelSum {
+  kErase,
+  kAlongQuery,
+  kAlongKey,
+  kGate,
+  kKeySquares = kErase,
+  kQuerySquares = kAlongQuery,
+  kEraseKey = kAlongKey,
+  kEraseSquares = kGate
+};
 
 // Terms of the gates' gradients that span whole blocks, per channel. `read`: what the tokens of a block read from
 // before an earlier block, per pair of blocks. `written`: what S' has of the writes of a block's tokens. `states`:
@@ -35,7 +45,8 @@ struct ChannelSlice {
 };
 
 // Rows of 64 channels. k, q: keys and queries. keys: the keys of all blocks but the last, decayed to the end of their
-// block. queries, erase: queries and −a∘keys of all blocks but the first, decayed from the start of their block.
+// block. queries, erase: queries and −a∘keys (with two keys −a∘κ) of all blocks but the first, decayed from the start
+// of their block.
 struct ChannelTile {
   unsigned char k[kTileBytes], q[kTileBytes], keys[kEdgeBytes], queries[kEdgeBytes], erase[kEdgeBytes];
 };
@@ -46,8 +57,10 @@ struct DiagonalBlock {
 };
 
 // Stages, rows and vectors, and what replaces them later. A quarter is 32 channels.
-template <class E, int kTiles>
+template <class E, int kTiles, bool kTwoKeys>
 struct ChannelShared {
+  static constexpr int kSums = kTwoKeys ? kGate + 1 : kGate;
+  static constexpr int kTwoKeyTokens = kTwoKeys ? kChunkTokens : 0;
   static constexpr int kScratch = kBlock * 32;  // floats of 16 tokens times 32 channels
   static constexpr int kStages = 2;             // slices in shared memory at once
   static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
@@ -62,6 +75,9 @@ struct ChannelShared {
   KeySums<kSums, kQuarters, kChunkTokens> sums;
   ChunkAt at;                   // not in registers, because registers are scarce
   std::uint64_t full[kStages];  // barriers: the images of a slice have been copied
+  // With two keys: κ·k, the factors of κ and the powers of two of its rows, and the factor of the other key in the
+  // gradients of k and κ.
+  float erase_key[kTwoKeyTokens], erase_factor[kTwoKeyTokens], erase_unit[kTwoKeyTokens], of_other_key[kTwoKeyTokens];
 
   // What replaces slices after the products of all slices: W and H below the diagonal blocks; Crossing; each warp's
   // part of S·dS'; each warp's accumulators of dq̂ and E on their way to one channel per lane; and the diagonal blocks.

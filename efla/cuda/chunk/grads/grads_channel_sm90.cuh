@@ -1,5 +1,5 @@
-// The gradients where every key channel has a gate, as a thread block computes them for a chunk and a value head.
-// grads_channel_sm90.cu has the equations.
+// The gradients where every key channel has a gate or the rule has two keys, as a thread block computes them for a
+// chunk and a value head. grads_channel_sm90.cu has the equations.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ namespace efla::gpu {
 // Computes a chunk and a value head. Products use the layout of mma: warp block + 4 · quarter has the 16 rows of a
 // block and the 32 channels of a quarter. Work per channel uses another layout: a lane has one channel of the warp's
 // quarter and all 16 tokens of the block.
-template <class E, int kTiles>
+template <class E, int kTiles, bool kTwoKeys>
 class ChannelGrads {
  public:
-  using Shared = ChannelShared<E, kTiles>;
+  using Shared = ChannelShared<E, kTiles, kTwoKeys>;
   static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters, kStages = Shared::kStages;
   static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
   static constexpr int kHalf = kBlock / 2;
@@ -88,23 +88,50 @@ class ChannelGrads {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) x[i] = read(tile, i, element);
   }
+  // Returns the address of the lane's channel of the erase key of the block's first token. It is opaque, so that it is
+  // not kept in registers between uses. There is no tile of erase keys, because shared memory is full.
+  __device__ const E* erase_keys() const { return at(p_.erase_key, opaque(i_q_)); }
+  // Returns the lane's channel of the erase key of token i of the block, times the row's power of two (unit_of) if
+  // kUnit is set.
+  template <bool kUnit = kUnitRows<E>>
+  __device__ float erase_key(const E* keys, int i) const {
+    if (!exists(i)) return 0;
+    const float x = to_float(keys[i * p_.erase_key.stride[1]]);
+    if constexpr (kUnit) return to_float(rounded(x * m_.erase_unit[kBlock * block_ + i]));
+    return x;
+  }
+  // Returns whether every channel has a gate of its own.
+  __device__ bool has_channel_gates() const { return p_.rule.decay == Decay::channel; }
+  // Returns the factors n_k of the rows that erase.
+  __device__ const float* erase_factors() const {
+    if constexpr (kTwoKeys) {
+      return m_.erase_factor;
+    } else {
+      return m_.key_factor;
+    }
+  }
   // Computes the decays of the block's tokens from the gates, and keeps them in shared memory too.
   __device__ void read_gates(float (&x)[kBlock]) const {
     const float* from = at(p_.g, i_h_);
+    if constexpr (kTwoKeys) {
+      if (!has_channel_gates()) from = p_.g.at(at_.i_b, at_.start + kBlock * block_, i_h_, 0);
+    }
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i, from = next(from, p_.g.stride[1])) x[i] = exists(i) ? *from : 0.0F;
+    for (int i = 0; i < kBlock; ++i, from = next(from, p_.g.stride[1])) {
+      x[i] = exists(i) && (!kTwoKeys || p_.g) ? *from : 0.0F;
+    }
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
       x[i] = exp2_fast(limited_gate(x[i]));
       m_.decays[kBlock * block_ + i][channel_] = x[i];
     }
   }
-  // Adds x to the gradient of q (which = 0) or k (1). The last value head of the query head writes the gradient; the
-  // other value heads keep the sum in the workspace.
+  // Adds x to the gradient of q (which = 0), k (1) or κ (2). The last value head of the query head writes the gradient;
+  // the other value heads keep the sum in the workspace.
   __device__ void store(int which, const View<E, 4>& view, float (&x)[kBlock]) const {
     const int group = static_cast<int>(p_.shape.group()), of_group = i_h_ - i_q_ * group;
     constexpr int kElements = kChunkTokens * 64 * kTiles;
-    float* sum = c_.key_sums + ((slot_ * p_.shape.heads + i_q_) * 2 + which) * kElements +
+    float* sum = c_.key_sums + ((slot_ * p_.shape.heads + i_q_) * (kTwoKeys ? 3 : 2) + which) * kElements +
                  kBlock * 64 * kTiles * opaque(block_) + channel_;
     if (of_group > 0) {
 #pragma unroll
@@ -119,7 +146,13 @@ class ChannelGrads {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i, to = next(to, view.stride[1])) {
       if (!exists(i)) return;
-      if constexpr (kUnitRows<E>) x[i] *= (which == 0 ? m_.query_unit : m_.key_unit)[kBlock * block_ + i];
+      if constexpr (kUnitRows<E>) {
+        if (kTwoKeys && which == 2) {
+          x[i] *= m_.erase_unit[kBlock * block_ + i];
+        } else {
+          x[i] *= (which == 0 ? m_.query_unit : m_.key_unit)[kBlock * block_ + i];
+        }
+      }
       *to = rounded(x[i]);
     }
   }
@@ -175,6 +208,24 @@ class ChannelGrads {
     }
   }
 
+  // Writes the parts of κ·k and, where rows have powers of two, of Σκ² of the block's tokens over the warp's channels,
+  // before make_units.
+  __device__ void put_erase_products() {
+    const E* const keys = erase_keys();
+    const auto put = [&](ChannelSum kind, auto&& product) {
+      float x[kBlock];
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) x[i] = product(i, erase_key<false>(keys, i));
+      sum_over_lanes(x, lane_);
+      if (lane_ < kBlock) m_.sums.of[kind][quarter_][kBlock * block_ + lane_] = x[0];
+    };
+    const int element = this->element();
+    put(kEraseKey, [&](int i, float x) { return x * read(tile().k, i, element); });
+    if constexpr (kUnitRows<E>) {
+      put(kEraseSquares, [](int, float x) { return x * x; });
+    }
+  }
+
   // Multiplies the warp's keys and queries by powers of two, one per row (unit_of). From here on k and q are
   // the multiplied rows, and n_k and n_q their factors; `store` multiplies the gradients by the same powers.
   __device__ void make_units() {
@@ -197,57 +248,7 @@ class ChannelGrads {
 
   // Writes decayed rows, the decays over blocks, and the factors and gains of tokens. Ends with a barrier, except for
   // the rows −a∘k.
-  __device__ void decay_rows() {
-    float decays[kBlock], k[kBlock], x[kBlock], decay = 1;
-    read_gates(decays);
-    copy_async_wait<kStages>();
-    __syncthreads();
-    put_squares();
-    if constexpr (kUnitRows<E>) {
-      __syncthreads();
-      make_units();
-    }
-    const int element = this->element();
-    read(tile().k, k, element);
-    if (block_ > 0) {
-#pragma unroll
-      for (int i = 0; i < kBlock; ++i) x[i] = read(tile().q, i, element) * (decay *= decays[i]);
-      write_rows(tile().queries, kBlock * (block_ - 1), x, element);
-    }
-    if (block_ < kBlocks - 1) {
-      decay = 1;
-#pragma unroll
-      for (int i = kBlock - 1; i >= 0; --i, decay *= decays[i + 1]) x[i] = k[i] * decay;
-      write_rows(tile().keys, kBlock * block_, x, element);
-    }
-    m_.decay[block_][channel_] = decay;
-    __syncthreads();
-    if (thread_ < kChunkTokens) {
-      constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
-      const float key = squares_of(kKeySquares), query = squares_of(kQuerySquares);
-      const float n_k = p_.rule.qk_l2norm ? 1 / sqrtf(key + kEpsilon) : 1.0F;
-      const float alpha = is_euler() ? beta() : gain_alpha(p_.rule.step, beta(), key * n_k * n_k);
-      m_.key_factor[thread_] = n_k;
-      m_.squares[thread_] = key;
-      m_.query_factor[thread_] = p_.rule.qk_l2norm ? 1 / sqrtf(query + kEpsilon) : 1.0F;
-      m_.a[thread_] = static_cast<float>(p_.rule.step.erase_scale) * alpha;
-      m_.b[thread_] = static_cast<float>(p_.rule.step.write_scale) * alpha;
-      if constexpr (kUnitRows<E>) {
-        const float key_unit = unit_of(key, p_.rule.qk_l2norm), query_unit = unit_of(query, p_.rule.qk_l2norm);
-        m_.key_factor[thread_] *= inverse_of_power(key_unit);
-        m_.query_factor[thread_] *= inverse_of_power(query_unit);
-        m_.squares[thread_] *= key_unit * key_unit;
-        m_.key_unit[thread_] = key_unit;
-        m_.query_unit[thread_] = query_unit;
-      }
-    }
-    __syncthreads();
-    if (block_ == 0) return;
-    decay = 1;
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) x[i] = -m_.a[kBlock * block_ + i] * (k[i] * (decay *= decays[i]));
-    write_rows(tile().erase, kBlock * (block_ - 1), x, element);
-  }
+  __device__ void decay_rows();
 
   // Returns whether the gain of a token is β. The other integrators need much more code.
   __device__ bool is_euler() const { return p_.rule.step.integrator == Integrator::euler; }
@@ -289,12 +290,13 @@ class ChannelGrads {
     db = lane_sum<kThreads / kChunkTokens>(db);
     if (thread_ % (kThreads / kChunkTokens) == 0) m_.b[thread_ / (kThreads / kChunkTokens)] = db;
     put_state_products(states);
-    const float2 query = of_rows(m_.query_factor), key = of_rows(m_.key_factor);
+    const float2 query = of_rows(m_.query_factor), key = of_rows(m_.key_factor),
+                 erase = kTwoKeys ? of_rows(erase_factors()) : key;
     scale_rows(of_query, {c_.forward.scale * query.x, c_.forward.scale * query.y});
-    scale_rows(of_erase, key);
+    scale_rows(of_erase, erase);
     scale_rows(of_key, key);
     unsigned char* to = is_w ? m_.w() : m_.h();
-    const float2 factor = is_w ? float2{c_.forward.scale * query.x, c_.forward.scale * query.y} : key;
+    const float2 factor = is_w ? float2{c_.forward.scale * query.x, c_.forward.scale * query.y} : erase;
 #pragma unroll
     for (int b = 0; b < kMatrixBlocks; ++b) {
       const int block = quarter_ / 2 + kTiles * b;
@@ -503,6 +505,24 @@ class ChannelGrads {
     for (int i = 0; i < kBlock; ++i) x[i] = scratch[place(i, lane_)] + factors[kBlock * block_ + i] * x[i];
     store(which, view, x);
   }
+  // Adds `factors` times the keys and `others` times the erase keys to dk in the scratch, `others` times the keys to dκ
+  // there, and stores the sums.
+  __device__ void finish_keys(const float* factors, const float* others) const {
+    const E* const keys = erase_keys();
+    float k[kBlock], x[kBlock];
+    read(tile().k, k, element());
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      const int token = kBlock * block_ + i;
+      x[i] = m_.keys(warp_)[place(i, lane_)] + factors[token] * k[i] + others[token] * erase_key(keys, i);
+    }
+    store(1, p_.dk, x);
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      x[i] = m_.erase(warp_)[place(i, lane_)] + others[kBlock * block_ + i] * k[i];
+    }
+    store(2, p_.derase_key, x);
+  }
   __device__ void write_scratch(const Sums& x, float* scratch) const {
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
@@ -539,6 +559,9 @@ class ChannelGrads {
   // Writes dbeta, and computes the factors of k and q in their gradients: what comes through λ and through the L2 norm.
   // Ends with a barrier.
   __device__ void finish_tokens();
+  // Writes what both keys give to each other's gradients, and the gradient of a gate per head. Returns the factor of k
+  // in dk.
+  __device__ float of_two_keys(const Gain<float>& gain, float dalpha, float n_k);
 
   const ChunkBackward<E>& c_;
   const DeltaBackward<E>& p_;

@@ -196,7 +196,7 @@ void launch_reverse(const ChunkBackward<E>& c, cudaStream_t stream) {
 template <class E>
 void launch_sweep_states(const ChunkBackward<E>& c, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
-  if (has_channel_gate(c.forward)) {
+  if (has_decayed_rows(c.p.rule)) {
     return narrow ? launch_states<1, 2, true>(c, stream) : launch_states<2, 1, true>(c, stream);
   }
   narrow ? launch_states<1, 2, false>(c, stream) : launch_states<2, 2, false>(c, stream);
@@ -205,7 +205,7 @@ void launch_sweep_states(const ChunkBackward<E>& c, cudaStream_t stream) {
 template <class E>
 void launch_sweep_reverse(const ChunkBackward<E>& c, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
-  if (has_channel_gate(c.forward)) {
+  if (has_decayed_rows(c.p.rule)) {
     return narrow ? launch_reverse<1, 1, true>(c, stream) : launch_reverse<2, 1, true>(c, stream);
   }
   if (narrow) return launch_reverse<1, 2, false>(c, stream);

@@ -517,7 +517,7 @@ template <class E>
 void launch_sweeps_sm90(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
   if (divides_keys(c.p.shape)) return launch_both<4, 1, false>(c, maps, dout, stream);
-  if (has_channel_gate(c.forward)) {
+  if (has_decayed_rows(c.p.rule)) {
     return narrow ? launch<1, true>(c, maps, dout, stream) : launch<2, true>(c, maps, dout, stream);
   }
   narrow ? launch<1, false>(c, maps, dout, stream) : launch<2, false>(c, maps, dout, stream);

@@ -112,7 +112,7 @@ template <class E>
 void launch_sweep_portable(const ChunkProblem<E>& c, cudaStream_t stream) {
   // Two stages if they fit into 99 KB of shared memory, which every GPU from sm_80 on has per thread block.
   const bool narrow = c.p.shape.key_dim <= 64;
-  if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
+  if (has_decayed_rows(c.p.rule)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
   narrow ? launch<1, 2, false>(c, stream) : launch<2, 1, false>(c, stream);
 }
 

@@ -176,7 +176,7 @@ void launch_sweep_sm90(const ChunkProblem<E>& problem, const RowMaps& maps, cons
     return narrow ? launch<1, 1, true, false>(c, maps, outputs, stream)
                   : launch<2, 2, true, false>(c, maps, outputs, stream);
   }
-  if (has_channel_gate(problem)) {
+  if (has_decayed_rows(problem.p.rule)) {
     return narrow ? launch_sweep<1, true>(problem, maps, outputs, stream)
                   : launch_sweep<2, true>(problem, maps, outputs, stream);
   }

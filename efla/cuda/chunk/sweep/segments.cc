@@ -35,7 +35,8 @@ int segments_of(const DeltaShape& s) {
 
 int forgetting_segments_of(const DeltaShape& s, const DeltaRule& rule) {
   const std::int64_t segments = segments_of(s), slices = (s.value_dim + 63) / 64;
-  if (segments == 1 || rule.decay != Decay::scalar) return 0;
+  // With two keys a token's I − a k κᵀ may have a norm above 1 (docs/equations.md), so that decays alone bound nothing.
+  if (segments == 1 || rule.decay != Decay::scalar || rule.two_keys) return 0;
   const std::int64_t blocks = slices + (segments - 2) * ((s.value_dim + 127) / 128 + (s.key_dim + 127) / 128);
   return blocks < 2 * slices ? 0 : static_cast<int>(std::min<std::int64_t>(blocks / slices, kMostSegments));
 }
