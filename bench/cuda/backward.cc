@@ -17,10 +17,11 @@ namespace efla::bench::cuda {
 // The gradients of a case, on the device. Not in the anonymous namespace, because time_backward captures them.
 template <class T>
 struct Gradients {
-  Both<T> dq, dk, dv, dbeta;
+  Both<T> dq, dk, dv, dbeta, derase_key;
   Both<float> dg;
 
-  explicit Gradients(const Case<T>& c) : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), dg(c.g.host) {}
+  explicit Gradients(const Case<T>& c)
+      : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), derase_key(c.erase_key.host), dg(c.g.host) {}
 };
 
 namespace {
@@ -66,6 +67,7 @@ void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row&
     p.dk = View<T, 4>::contiguous(to.dk.device, p.k.extent);
     p.dv = View<T, 4>::contiguous(to.dv.device, p.v.extent);
     p.dbeta = View<T, 3>::contiguous(to.dbeta.device, p.beta.extent);
+    if (p.erase_key) p.derase_key = View<T, 4>::contiguous(to.derase_key.device, p.k.extent);
     if (p.g) p.dg = View<float, 4>::contiguous(to.dg.device, p.g.extent);
     call();
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -92,9 +94,9 @@ void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row&
     bool right = true;
     if (checked) {
       errors.clear();
-      for (const double error :
-           {error_of(got.dq, expected.dq), error_of(got.dk, expected.dk), error_of(got.dv, expected.dv),
-            error_of(got.dbeta, expected.dbeta), error_of(got.dg, expected.dg)}) {
+      for (const double error : {error_of(got.dq, expected.dq), error_of(got.dk, expected.dk),
+                                 error_of(got.dv, expected.dv), error_of(got.dbeta, expected.dbeta),
+                                 error_of(got.dg, expected.dg), error_of(got.derase_key, expected.derase_key)}) {
         errors += (errors.empty() ? "[" : ", ") + error_json(error);
         right = right && error <= kMaxError<T>;
       }

@@ -61,8 +61,17 @@ inline std::vector<Rule> rules() {
   gdn.decay = Decay::scalar;
   kda.step = parse_step_size("euler");
   kda.decay = Decay::channel;
-  return {{"deltanet l2norm", deltanet},  {"efla", efla}, {"gdn", gdn},
-          {"gdn weak", gdn, 1.0F / 1024}, {"kda", kda},   {"kda strong", kda, 3}};
+  DeltaRule efla_two_keys = efla, gdn_two_keys = gdn, kda_two_keys = kda;
+  for (DeltaRule* rule : {&efla_two_keys, &gdn_two_keys, &kda_two_keys}) rule->two_keys = true;
+  return {{"deltanet l2norm", deltanet},
+          {"efla", efla},
+          {"gdn", gdn},
+          {"gdn weak", gdn, 1.0F / 1024},
+          {"kda", kda},
+          {"kda strong", kda, 3},
+          {"two keys efla", efla_two_keys},
+          {"two keys gdn", gdn_two_keys},
+          {"two keys kda", kda_two_keys}};
 }
 
 // Returns gates for `heads` pairs of a token and a head, one each or one per key channel; none without a decay.
@@ -73,6 +82,18 @@ inline std::vector<float> random_gates(std::size_t heads, std::int64_t key_dim, 
     gates.push_back(-std::log1p(std::exp(-to_float(e))) * rule.gate);
   }
   return gates;
+}
+
+// Returns erase keys, keys times random numbers between 0 and 1; none for a rule with one key.
+template <class T>
+std::vector<T> random_erase_keys(const std::vector<T>& keys, const Rule& rule) {
+  std::vector<T> erase_keys;
+  if (!rule.rule.two_keys) return erase_keys;
+  const auto gates = random_values<T>(keys.size(), 8);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    erase_keys.push_back(from_state<T>(to_float(keys[i]) / (1 + std::exp(-to_float(gates[i])))));
+  }
+  return erase_keys;
 }
 
 // Memory on the device; none if bytes is 0.
@@ -99,6 +120,7 @@ struct Case {
   Both<T> q, k, v, beta, o;
   Both<float> g;
   Both<std::int64_t> cu_seqlens;
+  Both<T> erase_key;
 
   Case(const Row& row, std::int64_t dim, const Rule& rule)
       : shape{row.batch, row.tokens, row.heads, row.value_heads, dim, dim, row.packed},
@@ -108,7 +130,8 @@ struct Case {
         beta(betas()),
         o(std::vector<T>(values())),
         g(random_gates(shape.batch * shape.tokens * shape.value_heads, shape.key_dim, rule)),
-        cu_seqlens(ends()) {}
+        cu_seqlens(ends()),
+        erase_key(random_erase_keys(k.host, rule)) {}
 
   // Returns the problem with pointers on the device or on the host.
   DeltaForward<T> forward(const Rule& rule, bool device) {
@@ -119,6 +142,7 @@ struct Case {
     p.rule = rule.rule;
     p.q = View<const T, 4>::contiguous(at(q), {b, t, h, shape.key_dim});
     p.k = View<const T, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
+    if (rule.rule.two_keys) p.erase_key = View<const T, 4>::contiguous(at(erase_key), {b, t, h, shape.key_dim});
     p.v = View<const T, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
     p.beta = View<const T, 3>::contiguous(at(beta), {b, t, hv});
     if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, channels(rule)});

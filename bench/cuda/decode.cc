@@ -25,6 +25,7 @@ struct StepCase {
   std::int64_t batch, tokens, dim;
   Both<bfloat16> q, k, v, beta, o;
   Both<float> g;
+  Both<bfloat16> erase_key;
   Both<S> states;
 
   StepCase(std::int64_t batch, std::int64_t tokens, std::int64_t dim, const Rule& rule)
@@ -37,6 +38,7 @@ struct StepCase {
         beta(betas()),
         o(std::vector<bfloat16>(rows() * dim)),
         g(random_gates(rows(), dim, rule)),
+        erase_key(random_erase_keys(k.host, rule)),
         states(pool()) {}
 
   DeltaSteps<bfloat16, S> problem(const DeltaRule& rule, bool device) {
@@ -48,6 +50,7 @@ struct StepCase {
     p.q = View<const bfloat16, 4>::contiguous(at(q), extent);
     p.k = View<const bfloat16, 4>::contiguous(at(k), extent);
     p.v = View<const bfloat16, 4>::contiguous(at(v), extent);
+    if (rule.two_keys) p.erase_key = View<const bfloat16, 4>::contiguous(at(erase_key), extent);
     p.beta = View<const bfloat16, 3>::contiguous(at(beta), {batch, tokens, kHeads});
     if (rule.decay != Decay::none) {
       const std::int64_t channels = rule.decay == Decay::channel ? dim : 1;
@@ -81,8 +84,8 @@ double step_error(StepCase<S>& c, const DeltaRule& rule) {
     for (std::int64_t i = 0; view && i < view.size() / view.extent[0]; ++i) values.push_back(to_float(view.data[i]));
     return values;
   };
-  const std::vector<double> q = doubles(p.q), k = doubles(p.k), v = doubles(p.v), beta = doubles(p.beta),
-                            g = doubles(p.g), state = doubles(p.states);
+  const std::vector<double> q = doubles(p.q), k = doubles(p.k), erase_key = doubles(p.erase_key), v = doubles(p.v),
+                            beta = doubles(p.beta), g = doubles(p.g), state = doubles(p.states);
   std::vector<double> o(q.size());
   DeltaForward<double> one;
   one.shape = p.shape;
@@ -91,6 +94,7 @@ double step_error(StepCase<S>& c, const DeltaRule& rule) {
   const std::array<std::int64_t, 4> extent{1, c.tokens, kHeads, c.dim};
   one.q = View<const double, 4>::contiguous(q.data(), extent);
   one.k = View<const double, 4>::contiguous(k.data(), extent);
+  if (rule.two_keys) one.erase_key = View<const double, 4>::contiguous(erase_key.data(), extent);
   one.v = View<const double, 4>::contiguous(v.data(), extent);
   one.beta = View<const double, 3>::contiguous(beta.data(), {1, c.tokens, kHeads});
   if (!g.empty()) one.g = View<const double, 4>::contiguous(g.data(), {1, c.tokens, kHeads, p.g.extent[3]});

@@ -28,6 +28,7 @@ class Run {
         dv(c.v.host),
         dbeta(c.beta.host),
         dg(c.g.host),
+        derase_key(c.erase_key.host),
         chunks_(chunks),
         forward_(forward),
         interval_(chunks ? kTrainingInterval<float> : gpu::kRecurrentInterval),
@@ -46,6 +47,7 @@ class Run {
     backward_.dk = View<float, 4>::contiguous(dk.device, forward.k.extent);
     backward_.dv = View<float, 4>::contiguous(dv.device, forward.v.extent);
     backward_.dbeta = View<float, 3>::contiguous(dbeta.device, forward.beta.extent);
+    if (forward.erase_key) backward_.derase_key = View<float, 4>::contiguous(derase_key.device, forward.k.extent);
     if (forward.g) backward_.dg = View<float, 4>::contiguous(dg.device, forward.g.extent);
   }
 
@@ -59,7 +61,7 @@ class Run {
     }
   }
 
-  Both<float> o, dq, dk, dv, dbeta, dg;
+  Both<float> o, dq, dk, dv, dbeta, dg, derase_key;
 
  private:
   void forward(const DeltaForward<float>& p, cudaStream_t stream) const {
@@ -99,9 +101,9 @@ void time_float32(CaseRun& run, const std::string& name, const Row& row, std::in
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   std::string errors;
   bool right = true;
-  for (const double error :
-       {distance(timed.o, other.o), distance(timed.dq, other.dq), distance(timed.dk, other.dk),
-        distance(timed.dv, other.dv), distance(timed.dbeta, other.dbeta), distance(timed.dg, other.dg)}) {
+  for (const double error : {distance(timed.o, other.o), distance(timed.dq, other.dq), distance(timed.dk, other.dk),
+                             distance(timed.dv, other.dv), distance(timed.dbeta, other.dbeta),
+                             distance(timed.dg, other.dg), distance(timed.derase_key, other.derase_key)}) {
     errors += (errors.empty() ? "[" : ", ") + error_json(error);
     right = right && error <= kMaxFloat32Error;
   }

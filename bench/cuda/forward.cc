@@ -33,11 +33,12 @@ double sampled_error(Case<T>& c, const Rule& rule) {
     DeltaForward<double> one;
     one.shape = {1, tokens, 1, 1, c.shape.key_dim, c.shape.value_dim, 0};
     one.rule = rule.rule;
-    std::vector<double> q, k, v, beta, g, o(tokens * c.shape.value_dim);
+    std::vector<double> q, k, erase_key, v, beta, g, o(tokens * c.shape.value_dim);
     for (std::int64_t t = at.begin; t < at.begin + tokens; ++t) {
       for (std::int64_t i = 0; i < c.shape.key_dim; ++i) {
         q.push_back(to_float(all.q(at.i_b, t, i_q, i)));
         k.push_back(to_float(all.k(at.i_b, t, i_q, i)));
+        if (rule.rule.two_keys) erase_key.push_back(to_float(all.erase_key(at.i_b, t, i_q, i)));
       }
       for (std::int64_t j = 0; j < c.shape.value_dim; ++j) v.push_back(to_float(all.v(at.i_b, t, i_h, j)));
       beta.push_back(to_float(all.beta(at.i_b, t, i_h)));
@@ -45,6 +46,9 @@ double sampled_error(Case<T>& c, const Rule& rule) {
     }
     one.q = View<const double, 4>::contiguous(q.data(), {1, tokens, 1, c.shape.key_dim});
     one.k = View<const double, 4>::contiguous(k.data(), {1, tokens, 1, c.shape.key_dim});
+    if (rule.rule.two_keys) {
+      one.erase_key = View<const double, 4>::contiguous(erase_key.data(), {1, tokens, 1, c.shape.key_dim});
+    }
     one.v = View<const double, 4>::contiguous(v.data(), {1, tokens, 1, c.shape.value_dim});
     one.beta = View<const double, 3>::contiguous(beta.data(), {1, tokens, 1});
     if (all.g) one.g = View<const double, 4>::contiguous(g.data(), {1, tokens, 1, channels});

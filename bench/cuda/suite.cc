@@ -48,9 +48,9 @@ std::vector<Plan> plans(const GpuOptions& options) {
     rows_of_float32.push_back({"128x784x1", 128, 784, 1, 1, 0});  // images pixel by pixel
   }
   for (const std::int64_t dim : {256, 128, 64}) {
-    const bool divided = dim > 128;  // keys that only Hopper GPUs take, and no gate per key channel
+    const bool divided = dim > 128;  // keys that only Hopper GPUs take, with one key and no gate per key channel
     for (const Rule& rule : rules()) {
-      if (divided && (rule.rule.decay == Decay::channel || !gpu::is_hopper())) continue;
+      if (divided && (rule.rule.decay == Decay::channel || rule.rule.two_keys || !gpu::is_hopper())) continue;
       for (const Row& row : rows) {
         const std::string end = "/" + std::string(rule.name) + "/d" + std::to_string(dim) + "/" + row.name;
         for (const std::string algorithm : {"chunk", "portable", "sweep", "fused", "recurrent"}) {
