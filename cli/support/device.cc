@@ -6,6 +6,7 @@
 #include "cli/support/print.h"
 #include "efla/base/error.h"
 #include "efla/nn/families/family_config.h"
+#include "efla/nn/families/gguf_config.h"
 #include "efla/ops/gpu.h"
 #include "efla/torch/context.h"
 
@@ -45,6 +46,10 @@ torch::Device choose_device(const std::string& command, const std::string& devic
 torch::Device choose_model_device(const std::string& command, const std::string& device,
                                   const std::filesystem::path& model) {
   constexpr int kHopper = 9;  // of the compute capability, for the kernels of decode steps
+  if (nn::is_gguf(model)) {
+    if (device == "cuda") throw Error(command, "--device", "cuda for a GGUF file", "cpu");
+    return torch::kCPU;
+  }
   const auto gpus = find_gpus().found;
   if (!nn::is_family_folder(model) || device == "cpu" || gpus.empty() || gpus.front().major == kHopper) {
     return choose_device(command, device);

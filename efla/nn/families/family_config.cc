@@ -5,6 +5,7 @@
 
 #include "efla/io/file.h"
 #include "efla/io/json.h"
+#include "efla/nn/families/gguf_config.h"
 #include "efla/nn/models/config_fields.h"
 #include "efla/rule/short_conv.h"
 
@@ -174,6 +175,7 @@ FamilyConfig family_config_from_json(const Fields& fields) {
 }
 
 bool is_family_folder(const fs::path& folder) {
+  if (is_gguf(folder)) return true;
   const auto file = folder / kConfigFile;
   if (!fs::exists(file)) return false;
   const auto content = io::read_json(file);
@@ -182,6 +184,9 @@ bool is_family_folder(const fs::path& folder) {
 }
 
 FamilyConfig load_family_config(const fs::path& folder) {
+  if (is_gguf(folder)) {
+    return family_config_from_json({gguf_config(io::GgufFile(folder)), io::refuse_in_file(folder.string())});
+  }
   const auto file = folder / kConfigFile, generation_file = folder / kGenerationFile;
   const auto content = io::read_json(file);
   auto config = family_config_from_json({content, io::refuse_in_file(file.string())});

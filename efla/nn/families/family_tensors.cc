@@ -5,6 +5,7 @@
 
 #include "efla/io/file.h"
 #include "efla/io/sha256.h"
+#include "efla/nn/families/gguf_config.h"
 
 namespace efla::nn {
 namespace {
@@ -16,6 +17,10 @@ constexpr const char* kEmbeddings = "embed_tokens.weight";
 FamilyTensors::FamilyTensors(const std::filesystem::path& folder, const FamilyConfig& config)
     : config_(config), files_(folder, *config.family) {
   config_.tied = config.tied && !(files_.has_head() && files_.has(kEmbeddings));
+  if (is_gguf(folder)) {
+    config_text_ = gguf_config(io::GgufFile(folder)).dump();
+    return;
+  }
   const auto text = io::read_file(folder / "config.json");
   config_text_.assign(text.begin(), text.end());
 }
@@ -23,7 +28,7 @@ FamilyTensors::FamilyTensors(const std::filesystem::path& folder, const FamilyCo
 Vector FamilyTensors::norm(const std::string& prefix, const Names& names, std::int64_t size) {
   if (names.empty()) return {};
   auto weight = files_.vector(files_.first_of(prefix, names, ".weight"), {size});
-  if (config_.family->zero_centred_norms && !files_.for_mlx()) {
+  if (config_.family->zero_centred_norms && !files_.has_whole_norms()) {
     for (auto& w : weight) w += 1.0F;
   }
   return weight;
@@ -103,7 +108,7 @@ std::string FamilyTensors::fingerprint() const {
   hash.update(io::as_bytes(config_text_));
   for (const auto& name : files->names()) {
     hash.update(io::as_bytes(name));
-    hash.update(files->file_with(name)->find(name)->bytes);
+    hash.update(files->stored(name));
   }
   return hash.digest();
 }

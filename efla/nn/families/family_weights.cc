@@ -19,12 +19,11 @@ std::string shape_of(const std::vector<std::int64_t>& shape) {
 }
 
 // Throws IoError(content) unless a tensor has a type that efla computes with, and this shape.
-void check_tensor(const io::SafetensorsFolder& folder, const io::NamedTensor& tensor,
-                  const std::vector<std::int64_t>& shape) {
+void check_tensor(const TensorSource& source, const io::NamedTensor& tensor, const std::vector<std::int64_t>& shape) {
   const bool known =
       tensor.type == TensorType::F32 || tensor.type == TensorType::BF16 || tensor.type == TensorType::F16;
   if (known && tensor.shape == shape) return;
-  io::fail_in(folder.path(), io::printable(tensor.name) + " is " + std::string(io::type_name(tensor.type)) + " " +
+  io::fail_in(source.path(), io::printable(tensor.name) + " is " + std::string(io::type_name(tensor.type)) + " " +
                                  shape_of(tensor.shape) + ", expected F32, BF16 or F16 " + shape_of(shape));
 }
 
@@ -65,7 +64,7 @@ std::pair<View<const T, 2>, std::shared_ptr<const void>> matrix_of(const io::Nam
 }  // namespace
 
 FamilyWeights::FamilyWeights(const std::filesystem::path& folder, const Family& family)
-    : folder_(std::make_shared<const io::SafetensorsFolder>(folder)), family_(family) {
+    : source_(open_tensors(folder)), family_(family) {
   for (const auto prefix : family.prefixes) {
     prefix_ = prefix;
     if (!has("norm.weight")) continue;
@@ -76,16 +75,16 @@ FamilyWeights::FamilyWeights(const std::filesystem::path& folder, const Family& 
   for (const auto prefix : family.prefixes) {
     names.append(names.empty() ? "" : " nor ").append(prefix).append("norm.weight");
   }
-  io::fail_in(folder_->path(), "has neither " + names);
+  io::fail_in(source_->path(), "has neither " + names);
 }
 
 // Returns whether the first of the convolutions has MLX's shape.
 bool FamilyWeights::find_form() const {
   if (family_.convolutions.empty()) return false;
   const auto end = std::string(".").append(family_.convolutions.front()).append(".weight");
-  for (const auto& name : folder_->names()) {
+  for (const auto& name : source_->names()) {
     if (!name.starts_with(prefix_) || !name.ends_with(end)) continue;
-    const auto& shape = folder_->file_with(name)->find(name)->shape;
+    const auto& shape = source_->shape(name);
     return shape.size() == 3 && shape[1] > 1 && shape[2] == 1;
   }
   return false;
@@ -99,23 +98,23 @@ std::string FamilyWeights::first_of(const std::string& before, const Names& name
   return before + std::string(names.front()).append(after);
 }
 
-const io::NamedTensor& FamilyWeights::find(const std::string& full_name) {
-  const auto* file = folder_->file_with(full_name);
-  if (file == nullptr) {
-    io::fail_in(folder_->path(), "has no tensor " + full_name + ", which the model of its config.json has");
+SourceTensor FamilyWeights::find(const std::string& full_name, bool blocks) {
+  if (!source_->has(full_name)) {
+    io::fail_in(source_->path(), "has no tensor " + full_name + ", which the model of its config.json has");
   }
   read_.insert(full_name);
-  return *file->find(full_name);
+  return source_->read(full_name, blocks);
 }
 
 StoredMatrix FamilyWeights::stored(const std::string& full_name, std::int64_t rows, std::int64_t columns) {
-  const auto& tensor = find(full_name);
-  check_tensor(*folder_, tensor, {rows, columns});
+  const auto [tensor, blocks, owner] = find(full_name, true);
+  check_tensor(*source_, tensor, {rows, columns});
   StoredMatrix matrix;
+  if (blocks) return {.blocks = blocks, .owner = owner};
   if (tensor.type == TensorType::BF16) {
-    std::tie(matrix.narrow, matrix.owner) = matrix_of<bfloat16>(tensor, folder_);
+    std::tie(matrix.narrow, matrix.owner) = matrix_of<bfloat16>(tensor, owner);
   } else if (tensor.type == TensorType::F32) {
-    std::tie(matrix.wide, matrix.owner) = matrix_of<float>(tensor, folder_);
+    std::tie(matrix.wide, matrix.owner) = matrix_of<float>(tensor, owner);
   } else {
     auto wide = std::make_shared<Vector>(values_of(tensor));
     matrix.wide = View<const float, 2>::contiguous(wide->data(), {rows, columns});
@@ -131,30 +130,30 @@ StoredMatrix FamilyWeights::matrix(const std::string& name, std::int64_t rows, s
 std::string FamilyWeights::head_name() const {
   const std::string name(kHead);
   // Conversions for MLX keep the head beside the text model's part.
-  const bool beside = folder_->file_with(name) == nullptr && prefix_.starts_with("language_model.");
+  const bool beside = !source_->has(name) && prefix_.starts_with("language_model.");
   return beside ? "language_model." + name : name;
 }
 
 StoredMatrix FamilyWeights::head(std::int64_t rows, std::int64_t columns) { return stored(head_name(), rows, columns); }
 
 Vector FamilyWeights::vector(const std::string& name, const std::vector<std::int64_t>& shape) {
-  const auto& tensor = find(full(name));
-  check_tensor(*folder_, tensor, shape);
+  const auto [tensor, blocks, owner] = find(full(name), false);
+  check_tensor(*source_, tensor, shape);
   return values_of(tensor);
 }
 
 Vector FamilyWeights::taps(const std::vector<std::string>& names, std::int64_t channels, std::int64_t width) {
   Vector all;
   for (const auto& name : names) {
-    const auto& tensor = find(full(name));
+    const auto [tensor, blocks, owner] = find(full(name), false);
     const std::int64_t rows = tensor.shape.empty() ? 0 : tensor.shape.front();
     const std::vector<std::int64_t> plain{rows, width}, usual{rows, 1, width}, mlx{rows, width, 1};
-    check_tensor(*folder_, tensor, tensor.shape.size() == 2 ? plain : for_mlx_ ? mlx : usual);
+    check_tensor(*source_, tensor, tensor.shape.size() == 2 ? plain : for_mlx_ ? mlx : usual);
     const auto values = values_of(tensor);
     all.insert(all.end(), values.begin(), values.end());
   }
   if (std::ssize(all) != channels * width) {
-    io::fail_in(folder_->path(), full(names.front()) + " and its neighbours have " +
+    io::fail_in(source_->path(), full(names.front()) + " and its neighbours have " +
                                      std::to_string(std::ssize(all) / width) + " rows, expected " +
                                      std::to_string(channels));
   }
@@ -164,19 +163,20 @@ Vector FamilyWeights::taps(const std::vector<std::string>& names, std::int64_t c
 std::int64_t FamilyWeights::elements_read() const {
   std::int64_t total = 0;
   for (const auto& name : read_) {
-    const auto& tensor = *folder_->file_with(name)->find(name);
-    total += static_cast<std::int64_t>(tensor.bytes.size() / io::type_bytes(tensor.type));
+    std::int64_t elements = 1;
+    for (const auto extent : source_->shape(name)) elements *= extent;
+    total += elements;
   }
   return total;
 }
 
 std::int64_t FamilyWeights::check_all_read() const {
   std::int64_t skipped = 0;
-  for (const auto& name : folder_->names()) {
+  for (const auto& name : source_->names()) {
     if (read_.contains(name)) continue;
     const auto begins = [&](std::string_view beginning) { return name.starts_with(beginning); };
     if (std::ranges::none_of(family_.skipped, begins)) {
-      io::fail_in(folder_->path(), "has a tensor " + io::printable(name) +
+      io::fail_in(source_->path(), "has a tensor " + io::printable(name) +
                                        ", which the model of its config.json has not (nearest: " +
                                        nearest_name(name, {read_.begin(), read_.end()}) + ")");
     }

@@ -1,4 +1,4 @@
-// The tensors of a model of a family in its folder, whose files stay mapped.
+// The tensors of a model of a family in its folder or GGUF file, which stay mapped.
 #pragma once
 
 #include <cstdint>
@@ -9,30 +9,32 @@
 #include <string_view>
 #include <vector>
 
-#include "efla/io/safetensors/safetensors_folder.h"
 #include "efla/nn/families/family.h"
+#include "efla/nn/families/tensor_source.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/inference/rows.h"
 
 namespace efla::nn {
 
 // Functions throw IoError(content) for a tensor that is missing, or of another type or shape. Types are F32, BF16 and
-// F16.
+// F16, in a GGUF file also quantised ones.
 class FamilyWeights {
  public:
   // Throws IoError for files that are not safetensors, and where no prefix of the family fits: with none of them there
   // is a norm before the head.
   FamilyWeights(const std::filesystem::path& folder, const Family& family);
 
-  // Returns the folder, which may live longer.
-  std::shared_ptr<const io::SafetensorsFolder> share() const { return folder_; }
+  // Returns where the tensors come from, which may live longer.
+  std::shared_ptr<const TensorSource> share() const { return source_; }
   // Returns whether there is a tensor of the text model with this name.
-  bool has(const std::string& name) const { return folder_->file_with(full(name)) != nullptr; }
+  bool has(const std::string& name) const { return source_->has(full(name)); }
   // Returns whether there is a weight of the head.
-  bool has_head() const { return folder_->file_with(head_name()) != nullptr; }
+  bool has_head() const { return source_->has(head_name()); }
   // Returns whether the folder was converted for MLX: its convolutions are [·, W, 1], and its zero-centred norms have 1
   // added already.
   bool for_mlx() const { return for_mlx_; }
+  // Returns whether zero-centred norms have 1 added already.
+  bool has_whole_norms() const { return for_mlx_ || source_->has_whole_norms(); }
   // Returns the first of the names, behind `before`, with which there is a tensor, or the first of all.
   std::string first_of(const std::string& before, const Names& names, std::string_view after) const;
 
@@ -59,10 +61,10 @@ class FamilyWeights {
   std::string head_name() const;
   bool find_form() const;
   std::string full(std::string_view name) const { return std::string(prefix_).append(name); }
-  const io::NamedTensor& find(const std::string& full_name);
+  SourceTensor find(const std::string& full_name, bool blocks);
   StoredMatrix stored(const std::string& full_name, std::int64_t rows, std::int64_t columns);
 
-  std::shared_ptr<const io::SafetensorsFolder> folder_;
+  std::shared_ptr<const TensorSource> source_;
   const Family& family_;
   std::string_view prefix_;
   bool for_mlx_ = false;

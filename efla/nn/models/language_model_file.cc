@@ -14,6 +14,7 @@
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors_folder.h"
+#include "efla/nn/families/gguf_config.h"
 #include "efla/nn/models/config_fields.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
@@ -79,7 +80,7 @@ void check_tied_head(const io::SafetensorsFolder& folder, const LanguageModel& m
 }  // namespace
 
 fs::path language_model_folder(const fs::path& path) {
-  if (fs::exists(path / kConfigFile)) return path;
+  if (is_gguf(path) || fs::exists(path / kConfigFile)) return path;
   const auto checkpoints = io::CheckpointFolder(path).list();
   const auto holds_model = [](const auto& saved) { return fs::exists(saved.path / kConfigFile); };
   const auto latest = std::find_if(checkpoints.rbegin(), checkpoints.rend(), holds_model);

@@ -8,8 +8,9 @@
 
 namespace efla::nn {
 
-// Returns the folder that holds the model of `path`: path itself if it has a config.json, otherwise the latest
-// checkpoint of a training run (checkpoints/step-N with the largest N). Throws IoError(missing) if there is none.
+// Returns the folder that holds the model of `path`: path itself if it has a config.json or is a GGUF file, otherwise
+// the latest checkpoint of a training run (checkpoints/step-N with the largest N). Throws IoError(missing) if there is
+// none.
 std::filesystem::path language_model_folder(const std::filesystem::path& path);
 
 // Loads the configuration of the model in language_model_folder(path). The eos_token_id of a generation_config.json in

@@ -1,0 +1,163 @@
+#include "efla/nn/families/gguf_tensors.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "efla/base/text.h"
+#include "efla/io/content_error.h"
+#include "efla/io/gguf/gguf_dequantise.h"
+
+namespace efla::nn {
+namespace {
+
+// A tensor's name in a block of the file, and the name in transformers' layer.
+constexpr std::pair<std::string_view, std::string_view> kLayerNames[]{
+    {"attn_norm.weight", "input_layernorm.weight"},
+    {"post_attention_norm.weight", "post_attention_layernorm.weight"},
+    {"attn_qkv.weight", "linear_attn.in_proj_qkv.weight"},
+    {"attn_gate.weight", "linear_attn.in_proj_z.weight"},
+    {"ssm_beta.weight", "linear_attn.in_proj_b.weight"},
+    {"ssm_alpha.weight", "linear_attn.in_proj_a.weight"},
+    {"ssm_conv1d.weight", "linear_attn.conv1d.weight"},
+    {"ssm_a", "linear_attn.A_log"},
+    {"ssm_dt.bias", "linear_attn.dt_bias"},
+    {"ssm_norm.weight", "linear_attn.norm.weight"},
+    {"ssm_out.weight", "linear_attn.out_proj.weight"},
+    {"attn_q.weight", "self_attn.q_proj.weight"},
+    {"attn_k.weight", "self_attn.k_proj.weight"},
+    {"attn_v.weight", "self_attn.v_proj.weight"},
+    {"attn_output.weight", "self_attn.o_proj.weight"},
+    {"attn_q_norm.weight", "self_attn.q_norm.weight"},
+    {"attn_k_norm.weight", "self_attn.k_norm.weight"},
+    {"ffn_gate.weight", "mlp.gate_proj.weight"},
+    {"ffn_up.weight", "mlp.up_proj.weight"},
+    {"ffn_down.weight", "mlp.down_proj.weight"}};
+
+// Returns transformers' name of a tensor; for the blocks of drafts, behind the layers, a name that the family skips.
+std::string transformers_name(const std::string& name, std::int64_t layers) {
+  if (name == "token_embd.weight") return "model.embed_tokens.weight";
+  if (name == "output_norm.weight") return "model.norm.weight";
+  if (name == "output.weight") return "lm_head.weight";
+  constexpr std::string_view kBlock = "blk.";
+  std::int64_t block = -1;
+  const char* const end = name.data() + name.size();
+  if (!name.starts_with(kBlock)) return name;
+  const auto [dot, error] = std::from_chars(name.data() + kBlock.size(), end, block);
+  if (error != std::errc() || dot == end || *dot != '.') return name;
+  if (block >= layers) return "mtp." + name;
+  const auto* found =
+      std::ranges::find(kLayerNames, std::string_view(dot + 1, end), [](const auto& row) { return row.first; });
+  if (found == std::end(kLayerNames)) return name;
+  return "model.layers." + std::to_string(block) + "." + std::string(found->second);
+}
+
+// Returns the part of a name behind the layer's delta mixer; "" for other tensors.
+std::string_view mixer_part(std::string_view name) {
+  constexpr std::string_view kMixer = ".linear_attn.";
+  const auto at = name.find(kMixer);
+  return at == std::string_view::npos ? "" : name.substr(at + kMixer.size());
+}
+
+std::shared_ptr<io::Bytes> widened(const io::GgufType& type, io::ByteView bytes) {
+  const auto blocks = bytes.size() / static_cast<std::size_t>(type.bytes);
+  auto wide = std::make_shared<io::Bytes>(blocks * static_cast<std::size_t>(type.elements) * sizeof(float));
+  io::dequantise(type, bytes, reinterpret_cast<float*>(wide->data()));
+  return wide;
+}
+
+}  // namespace
+
+GgufTensors::GgufTensors(const std::filesystem::path& path) : file_(std::make_shared<const io::GgufFile>(path)) {
+  const auto config = gguf_config(*file_);
+  const auto layers = config["num_hidden_layers"].get<std::int64_t>();
+  key_heads_ = config["linear_num_key_heads"];
+  value_heads_ = config["linear_num_value_heads"];
+  value_dim_ = config["linear_value_head_dim"];
+  key_rows_ = 2 * key_heads_ * config["linear_key_head_dim"].get<std::int64_t>();
+  for (const auto& tensor : file_->tensors()) {
+    const auto name = transformers_name(tensor.name, layers);
+    if (!tensors_.emplace(name, &tensor).second)
+      io::fail_in(this->path(), "has two tensors for " + io::printable(name));
+  }
+}
+
+std::vector<std::string> GgufTensors::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
+}
+
+// Returns the bytes of a delta mixer's tensor with its value heads in transformers' order. row_bytes: of one row, in
+// which a head's numbers take whole bytes.
+io::Bytes GgufTensors::in_order(const io::GgufTensor& tensor, std::string_view part, io::ByteView bytes,
+                                std::int64_t row_bytes) const {
+  const bool columns = part == "out_proj.weight";
+  const bool one_row = part == "in_proj_b.weight" || part == "in_proj_a.weight" || tensor.shape.size() == 1;
+  const bool behind_keys = part == "in_proj_qkv.weight" || part == "conv1d.weight";
+  const std::int64_t numbers = columns ? row_bytes / value_heads_ : row_bytes * (one_row ? 1 : value_dim_);
+  const std::int64_t first = behind_keys ? key_rows_ * row_bytes : 0, ratio = value_heads_ / key_heads_;
+  const std::int64_t size = std::ssize(bytes), all = value_heads_ * numbers;
+  if ((size - first) % all != 0 || size < first) {
+    io::fail_in(path(), io::printable(tensor.name) + " has another shape than the model's sizes give");
+  }
+  io::Bytes ordered(bytes.begin(), bytes.end());
+  for (std::int64_t at = first; at < size; at += all) {
+    for (std::int64_t h = 0; h < value_heads_; ++h) {
+      const std::int64_t from = h % ratio * key_heads_ + h / ratio;
+      std::memcpy(ordered.data() + at + h * numbers, bytes.data() + at + from * numbers,
+                  static_cast<std::size_t>(numbers));
+    }
+  }
+  return ordered;
+}
+
+SourceTensor GgufTensors::read(const std::string& name, bool blocks) const {
+  const io::GgufTensor& tensor = find(name);
+  const io::GgufType* type = tensor.type;
+  if (!io::can_dequantise(*type)) {
+    io::fail_in(path(), io::printable(tensor.name) + " is " + std::string(type->name) + ", expected one of " +
+                            io::dequantised_types());
+  }
+  const auto part = mixer_part(name);
+  const bool turned = !part.empty() && part != "norm.weight" && key_heads_ > 0 && value_heads_ > key_heads_;
+  const bool whole = part != "out_proj.weight" || value_dim_ % type->elements == 0;  // a head has whole blocks
+  const auto quant = io::quant_type(*type);
+  const bool plain = type->elements == 1 && part != "A_log";
+  SourceTensor read{.tensor = {name, io::TensorType::F32, tensor.shape, tensor.bytes}, .owner = file_};
+  std::int64_t row_bytes = tensor.shape.back() / type->elements * type->bytes;
+  if (!plain && !(blocks && quant && (whole || !turned))) {
+    auto wide = widened(*type, tensor.bytes);
+    row_bytes = tensor.shape.back() * std::int64_t{sizeof(float)};
+    read.tensor.bytes = *wide;
+    read.owner = std::move(wide);
+  } else if (plain) {
+    read.tensor.type = *io::type_from_name(type->name);
+  }
+  const bool has_blocks = !plain && read.owner == file_;
+  if (turned) {
+    if (tensor.shape.size() == 1) row_bytes /= tensor.shape.front();
+    auto ordered = std::make_shared<io::Bytes>(in_order(tensor, part, read.tensor.bytes, row_bytes));
+    read.tensor.bytes = *ordered;
+    read.owner = std::move(ordered);
+  }
+  if (part == "A_log") {
+    auto logs = std::make_shared<io::Bytes>(read.tensor.bytes.begin(), read.tensor.bytes.end());
+    auto* numbers = reinterpret_cast<float*>(logs->data());
+    for (std::size_t i = 0; i < logs->size() / sizeof(float); ++i) {
+      if (!(numbers[i] <= 0.0F)) io::fail_in(path(), io::printable(tensor.name) + ": expected numbers of at most 0");
+      numbers[i] = static_cast<float>(std::log(-static_cast<double>(numbers[i])));
+    }
+    read.tensor.bytes = *logs;
+    read.owner = std::move(logs);
+  }
+  if (has_blocks && tensor.shape.size() == 2) {
+    read.blocks = {*quant, reinterpret_cast<const std::byte*>(read.tensor.bytes.data()), tensor.shape[0],
+                   tensor.shape[1]};
+  }
+  return read;
+}
+
+}  // namespace efla::nn

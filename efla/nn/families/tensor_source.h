@@ -1,0 +1,45 @@
+// Where the tensors of a model of a family come from: a folder of safetensors, or a GGUF file. Both have the names that
+// transformers gives them.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efla/base/quant_block.h"
+#include "efla/io/safetensors/safetensors.h"
+
+namespace efla::nn {
+
+// A tensor whose memory `owner` keeps.
+struct SourceTensor {
+  io::NamedTensor tensor;   // without bytes where there are blocks
+  QuantMatrix blocks = {};  // of a quantised matrix
+  std::shared_ptr<const void> owner;
+};
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  // Returns the path for messages.
+  virtual const std::string& path() const = 0;
+  // Returns the sorted names of all tensors.
+  virtual std::vector<std::string> names() const = 0;
+  virtual bool has(std::string_view name) const = 0;
+  // Returns a tensor that is there. blocks: whether quantised blocks may stay as they are. Throws IoError(content) for
+  // a type that cannot be read.
+  virtual SourceTensor read(const std::string& name, bool blocks) const = 0;
+  // Return the shape of a tensor that is there, and its bytes as they are stored.
+  virtual const std::vector<std::int64_t>& shape(const std::string& name) const = 0;
+  virtual io::ByteView stored(const std::string& name) const = 0;
+  // Returns whether zero-centred norms have 1 added already.
+  virtual bool has_whole_norms() const { return false; }
+};
+
+// Opens a folder or a GGUF file. Throws IoError for what is neither.
+std::shared_ptr<const TensorSource> open_tensors(const std::filesystem::path& path);
+
+}  // namespace efla::nn
