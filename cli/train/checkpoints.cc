@@ -201,7 +201,7 @@ void add_converter(CLI::App& program, const std::string& name, const std::string
 
 void add_checkpoints(CLI::App& program) {
   add_converter(program, "import", "Read a language model in Hugging Face's layout into a folder of efla", "HF_DIR",
-                "Folder with config.json (model_type delta_net, gated_deltanet, kda or efla) and\n"
+                "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba or efla) and\n"
                 "model.safetensors, or its shards with model.safetensors.index.json",
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",

@@ -23,11 +23,11 @@ std::string beta_name(BetaActivation beta) {
   return "";
 }
 
-// Returns the names of the mixers that compute a delta rule.
+// Returns the names of the mixers that compute a delta rule with one key.
 std::vector<std::string> mixer_names() {
   std::vector<std::string> names;
   for (const auto& preset : mixer_presets()) {
-    if (!preset.softmax) names.emplace_back(preset.name);
+    if (!preset.softmax && preset.erase_key == EraseKey::key) names.emplace_back(preset.name);
   }
   return names;
 }
@@ -37,7 +37,9 @@ std::vector<std::string> mixer_names() {
 std::tuple<std::string, double, double, bool, std::string, bool, c10::optional<std::string>, c10::optional<double>>
 mixer_rule(const std::string& name) {
   const MixerPreset& preset = mixer_preset(name);
-  if (preset.softmax) throw Error("mixer_rule", "name", "'" + name + "'", "a mixer with a delta rule");
+  if (preset.softmax || preset.erase_key != EraseKey::key) {
+    throw Error("mixer_rule", "name", "'" + name + "'", "a mixer with a delta rule of one key");
+  }
   c10::optional<std::string> decay;
   if (preset.gate != Gate::none) decay = is_by_channel(preset.gate) ? "channel" : "scalar";
   c10::optional<double> lower_bound;

@@ -34,6 +34,26 @@ const std::vector<MixerPreset>& mixer_presets() {
       {.name = "kda-exact", .step = "exact", .qk_l2norm = true, .gate = Gate::channel},
       {.name = "kda-exact-nol2", .step = "exact", .gate = Gate::channel},
       {.name = "efla-kda", .step = "exact", .gate = Gate::safe_channel},
+      // Gated DeltaNet-2 (arXiv 2605.22791), and the same with the exact step.
+      {.name = "gdn2",
+       .step = "euler",
+       .beta = one,
+       .qk_l2norm = true,
+       .gate = Gate::channel,
+       .erase_key = EraseKey::gated},
+      {.name = "gdn2-exact",
+       .step = "exact",
+       .beta = one,
+       .qk_l2norm = true,
+       .gate = Gate::channel,
+       .erase_key = EraseKey::gated},
+      // Comba: Hu et al., 2025 (arXiv 2506.02475), and the same with the exact step.
+      {.name = "comba", .step = "euler", .qk_l2norm = true, .gate = Gate::scalar, .erase_key = EraseKey::closed_loop},
+      {.name = "comba-exact",
+       .step = "exact",
+       .qk_l2norm = true,
+       .gate = Gate::scalar,
+       .erase_key = EraseKey::closed_loop},
       // Linear attention: Katharopoulos et al., 2020 (arXiv 2006.16236): S_t = S_{t−1} + k_t v_tᵀ.
       {.name = "linear", .step = "euler", .erase_scale = 0.0, .beta = one},
       {.name = "softmax", .step = "euler", .beta = one, .softmax = true},
@@ -59,6 +79,7 @@ DeltaRule rule_of(const MixerPreset& preset) {
   rule.step.erase_scale = preset.erase_scale;
   rule.step.write_scale = preset.write_scale;
   rule.qk_l2norm = preset.qk_l2norm;
+  rule.two_keys = preset.erase_key != EraseKey::key;
   return rule;
 }
 

@@ -27,6 +27,20 @@ constexpr DecayActivation decay_activation_of(Gate gate) {
 
 inline constexpr double kGateLowerBound = -5.0;
 
+// The erase key κ of a token and head, from its key k.
+//
+//   key          k itself: a rule with one key
+//   gated        b ⊙ k, and w ⊙ v is written for v; b = sigmoid(b_proj x) per key channel, w = sigmoid(w_proj x) per
+//   value
+//                channel: Gated DeltaNet-2
+//   closed_loop  e^(−g) k, so that κ reads the state before its decay e^g; and q − D sigmoid(decay) k reads the state,
+//                with D and decay learned per head: Comba
+enum class EraseKey { key, gated, closed_loop };
+
+// The least g of a rule whose erase key is closed_loop. Lower values count as this one, because e^(−g) would leave the
+// range of float32. The part of the state that remains is below the rounding of float32.
+inline constexpr double kClosedLoopLeastDecay = -40.0;
+
 struct MixerPreset {
   std::string_view name;
   std::string_view step;  // for parse_step_size
@@ -36,6 +50,7 @@ struct MixerPreset {
   bool qk_l2norm = false;  // q and k are normalised to unit length
   bool softmax = false;    // causal softmax attention instead of the delta rule
   Gate gate = Gate::none;
+  EraseKey erase_key = EraseKey::key;
 };
 
 // Returns every preset, in display order.

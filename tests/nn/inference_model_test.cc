@@ -166,7 +166,8 @@ TEST_P(InferenceOfMixer, DraftsHaveTheBitsOfDecodeSteps) {
 
 INSTANTIATE_TEST_SUITE_P(Mixers, InferenceOfMixer,
                          testing::Values("deltanet", "deltanet-neg", "efla", "efla-adaptive", "efla-loose", "gdn",
-                                         "efla-gdn", "kda", "efla-kda", "linear"),
+                                         "efla-gdn", "kda", "efla-kda", "linear", "gdn2", "gdn2-exact", "comba",
+                                         "comba-exact"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -176,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Mixers, InferenceOfMixer,
 // exp(A_log) overflows and the softplus underflows: no state decays, as with a rate of almost 0.
 TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
   const auto ids = random_ids(40, 4);
-  for (const char* mixer : {"gdn", "kda"}) {
+  for (const char* mixer : {"gdn", "kda", "gdn2", "comba"}) {
     auto model = small_model(mixer);
     const auto logits = [&](double a_log) {
       const torch::NoGradGuard no_grad;
@@ -199,7 +200,7 @@ TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
 
 // One text alone, and the same text beside others, cut elsewhere, on more threads.
 TEST(InferenceModel, ATextHasTheSameBitsWhateverIsBesideIt) {
-  for (const std::string mixer : {"efla", "kda", "gdn"}) {
+  for (const std::string mixer : {"efla", "kda", "gdn", "gdn2", "comba"}) {
     const auto model = small_model(mixer);
     for (const auto type : {WeightType::float32, WeightType::bfloat16, WeightType::int8}) {
       InferenceModel inference(model, type);

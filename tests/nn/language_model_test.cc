@@ -348,6 +348,8 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
   EXPECT_EQ(to_json(small("deltanet"))["model_type"], "delta_net");
   EXPECT_EQ(to_json(small("gdn"))["model_type"], "gated_deltanet");
   EXPECT_EQ(to_json(small("kda"))["model_type"], "kda");
+  EXPECT_EQ(to_json(small("comba"))["model_type"], "comba");
+  EXPECT_EQ(to_json(small("gdn2"))["model_type"], "efla");
   EXPECT_EQ(to_json(small("efla-loose"))["model_type"], "efla");
 }
 

@@ -38,6 +38,10 @@ struct Expected {
   bool l2norm = false;
   // The logarithm of the decay [B, T, H] or [B, T, H, D/H]; empty without one.
   std::function<Tensor(const Tensor& x, const std::map<std::string, Tensor>&)> decay = {};
+  // Returns the erase key from the activated q, k and v, and replaces q or v; {}: one key. decay: e^g.
+  std::function<Tensor(Tensor& q, const Tensor& k, Tensor& v, const Tensor& x, const std::map<std::string, Tensor>&,
+                       const Tensor& decay)>
+      erase_key = {};
 };
 
 std::map<std::string, Expected> expected_mixers() {
@@ -67,7 +71,20 @@ std::map<std::string, Expected> expected_mixers() {
   const auto safe = [f](const Tensor& x, const auto& p) {
     return -5 * torch::sigmoid(p.at("A_log").exp().unsqueeze(-1) * f(x, p));
   };
+  const auto one = [](const Tensor& b, const auto&) { return torch::ones({b.size(0), b.size(1), 2}); };
+  const auto gated = [](Tensor&, const Tensor& k, Tensor& v, const Tensor& x, const auto& p, const Tensor&) {
+    v = v * torch::sigmoid(x.matmul(p.at("w_proj.weight").t())).view(v.sizes());
+    return k * torch::sigmoid(x.matmul(p.at("b_proj.weight").t())).view(k.sizes());
+  };
+  const auto closed_loop = [](Tensor& q, const Tensor& k, Tensor&, const Tensor&, const auto& p, const Tensor& decay) {
+    q = q - (p.at("D") * torch::sigmoid(p.at("decay"))).unsqueeze(-1) * k;
+    return k / decay.unsqueeze(-1);
+  };
   return {
+      {"gdn2", {one, euler, euler, true, channel, gated}},
+      {"gdn2-exact", {one, exact, exact, true, channel, gated}},
+      {"comba", {sigmoid, euler, euler, true, scalar, closed_loop}},
+      {"comba-exact", {sigmoid, exact, exact, true, scalar, closed_loop}},
       {"gdn", {sigmoid, euler, euler, true, scalar}},
       {"efla-gdn", {sigmoid, exact, exact, false, scalar}},
       {"kda", {sigmoid, euler, euler, true, channel}},
@@ -111,26 +128,31 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   const auto unit = [](const Tensor& y) { return y * torch::rsqrt(y.square().sum(-1, true) + 1e-6); };
   auto q = branch("q", config.qk_activation).reshape({batch, tokens, heads, key_dim});
   auto k = branch("k", config.qk_activation).reshape({batch, tokens, heads, key_dim});
-  const auto v = branch("v", "silu").reshape({batch, tokens, value_heads, value_dim});
+  auto v = branch("v", "silu").reshape({batch, tokens, value_heads, value_dim});
+  const auto ones = torch::ones({batch, tokens, value_heads});
+  auto decay = mixer.decay ? mixer.decay(x, p).exp() : ones;
+  Tensor erase_key;
+  if (mixer.erase_key) {
+    erase_key = mixer.erase_key(q, k, v, x, p, decay) * torch::rsqrt(k.square().sum(-1, true) + 1e-6);
+  }
   if (config.qk_sum_norm) {
     q = q / q.abs().sum(-1, true).clamp_min(1e-6), k = k / k.abs().sum(-1, true).clamp_min(1e-6);
   } else if (mixer.l2norm) {
     q = unit(q), k = unit(k);
   }
   q = q.repeat_interleave(value_heads / heads, 2), k = k.repeat_interleave(value_heads / heads, 2);
-  const auto ones = torch::ones({batch, tokens, value_heads});
+  if (!erase_key.defined()) erase_key = k;
   const bool learned = p.count("b_proj.weight") > 0;
   auto beta = mixer.beta(learned ? x.matmul(p.at("b_proj.weight").t()) : ones, p) * config.beta_scale;
   if (!config.learned_beta) beta = ones * config.beta_scale;
-  const auto lambda = k.square().sum(-1), erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
+  const auto lambda = (erase_key * k).sum(-1), erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
   auto state = torch::zeros({batch, value_heads, key_dim, value_dim});
-  auto decay = mixer.decay ? mixer.decay(x, p).exp() : ones;
   if (decay.dim() == 3) decay = decay.unsqueeze(-1);
   std::vector<Tensor> outputs;
   for (std::int64_t t = 0; t < tokens; ++t) {
     const auto at = [&](const Tensor& y) { return y.select(1, t).unsqueeze(-1); };
     state = at(decay) * state;
-    const auto read = state.transpose(-1, -2).matmul(at(k));
+    const auto read = state.transpose(-1, -2).matmul(at(erase_key));
     const auto error = at(write).unsqueeze(-1) * at(v) - at(erase).unsqueeze(-1) * read;  // [B, HV, V, 1]
     state = state + at(k).matmul(error.transpose(-1, -2));
     outputs.push_back(state.transpose(-1, -2).matmul(at(q)).squeeze(-1) / std::sqrt(static_cast<double>(key_dim)));
@@ -139,6 +161,7 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   if (config.output_norm) o = o * torch::rsqrt(o.square().mean(-1, true) + config.norm_eps) * p.at("o_norm.weight");
   o = o.flatten(2);
   if (config.output_gate == OutputGate::silu) o = o * torch::silu(x.matmul(p.at("g_proj.weight").t()));
+  if (config.output_gate == OutputGate::full_sigmoid) o = o * torch::sigmoid(x.matmul(p.at("g_proj.weight").t()));
   if (config.output_gate == OutputGate::sigmoid) {
     const auto low = x.matmul(p.at("g_proj.0.weight").t());
     o = o * torch::sigmoid(low.matmul(p.at("g_proj.1.weight").t()) + p.at("g_proj.1.bias"));
@@ -211,7 +234,9 @@ TEST(Mixer, OptionsAreTheirEquations) {
   const Mixer unbounded({.mixer = "efla-kda", .hidden = 32, .heads = 2},
                         Initialiser(3));  // its gate has a bound all the same
   EXPECT_EQ(parameters_of(unbounded).at("A_log").abs().max().item<double>(), 0.0);
-  for (const auto& config : {grouped, channel, sums, signs, relu}) {
+  MixerConfig comba{.mixer = "comba", .hidden = 32, .heads = 2, .key_dim = 8, .value_dim = 24};
+  comba.output_gate = OutputGate::full_sigmoid;
+  for (const auto& config : {grouped, channel, sums, signs, relu, comba}) {
     SCOPED_TRACE(config.mixer);
     const Mixer mixer(config, Initialiser(3));
     auto expected_mixer = expected_mixers().at(config.mixer);
@@ -232,12 +257,12 @@ TEST(Mixer, OptionsAreTheirEquations) {
 
 TEST(MixerPlan, HasTheProjectionsOfTheModuleSideBySide) {
   for (const auto& preset : mixer_presets()) {
-    for (const auto gate : {OutputGate::none, OutputGate::silu, OutputGate::sigmoid}) {
+    for (const auto gate : {OutputGate::none, OutputGate::silu, OutputGate::sigmoid, OutputGate::full_sigmoid}) {
       SCOPED_TRACE(std::string(preset.name) + " gate " + std::to_string(static_cast<int>(gate)));
       const MixerConfig config{.mixer = std::string(preset.name),
                                .hidden = 24,
                                .heads = 2,
-                               .value_heads = preset.softmax ? 2 : 4,
+                               .value_heads = preset.softmax || preset.erase_key != EraseKey::key ? 2 : 4,
                                .output_gate = gate};
       const MixerPlan plan(config);
       auto p = parameters_of(*std::visit([](const auto& mixer) -> std::shared_ptr<torch::nn::Module> { return mixer; },
@@ -252,8 +277,8 @@ TEST(MixerPlan, HasTheProjectionsOfTheModuleSideBySide) {
       for (const auto& [name, tensor] : p) {
         EXPECT_TRUE(tensor.dim() != 2 || name.ends_with("proj.1.weight") || name == "o_proj.weight") << name;
       }
-      EXPECT_EQ(plan.joint().size(), plan.projections.size() - (gate == OutputGate::silu ? 1 : 0));
-      EXPECT_EQ(plan.projections.back().name == "g_proj", gate == OutputGate::silu);
+      EXPECT_EQ(plan.joint().size(), plan.projections.size() - (is_full_rank(gate) ? 1 : 0));
+      EXPECT_EQ(plan.projections.back().name == "g_proj", is_full_rank(gate));
     }
   }
 }
@@ -265,6 +290,19 @@ TEST(MixerPlan, NamesWhatInferenceDoesNotSupport) {
   EXPECT_EQ(refusal({.conv = 0}), "a mixer without short convolution");
   EXPECT_EQ(refusal({.qk_activation = "relu"}), "the activation relu");
   EXPECT_EQ(refusal({.mixer = "deltanet", .qk_sum_norm = true}), "qk_norm sum");
+}
+
+// Comba's erase key e^(-g) k would leave the range of float32 where a token decays the state to nothing.
+TEST(Mixer, ClosedLoopKeysStayFinite) {
+  for (const char* name : {"comba", "comba-exact"}) {
+    SCOPED_TRACE(name);
+    const Mixer mixer({.mixer = name, .hidden = 32, .heads = 2}, Initialiser(3));
+    parameters_of(mixer).at("dt_bias").data().fill_(1000.0);
+    const auto x = random_tensor({1, 45, 32}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto y = mixer.forward(x);
+    EXPECT_TRUE(y.isfinite().all().item<bool>());
+    EXPECT_TRUE(torch::autograd::grad({y.sum()}, {x})[0].isfinite().all().item<bool>());
+  }
 }
 
 TEST(Mixer, SumsOfZerosDivideNothing) {

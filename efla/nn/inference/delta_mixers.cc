@@ -1,6 +1,7 @@
 #include "efla/nn/inference/delta_mixers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "efla/base/check.h"
@@ -62,7 +63,7 @@ void DeltaMixers::begin(std::int64_t rows, std::span<const TextRun> runs, std::v
     if (run.decode && run.tokens == 1) ++decodes_;
     if (!run.decode || run.tokens == 1) continue;
     Require("advance")(drafts != nullptr, "drafts", "none", "a list, because a text decodes several tokens");
-    drafts->push_back({run, {}, {}, {}, {}});
+    drafts->push_back({run, {}, {}, {}, {}, {}});
   }
 }
 
@@ -78,7 +79,7 @@ void DeltaMixers::compute_gates(const Layer& layer, ThreadPool& pool) {
   for_each_row(rows_, pool, [&](std::int64_t row) {
     for (std::int64_t h = 0; h < heads; ++h) {
       float value = 1.0F;
-      if (plan_.b) {
+      if (plan_.b && !plan_.w) {
         const float b = projected(row, plan_.b.first + h);
         value = plan_.preset.beta == BetaActivation::sigmoid ? sigmoid(b) : softplus(b);
       }
@@ -90,8 +91,38 @@ void DeltaMixers::compute_gates(const Layer& layer, ThreadPool& pool) {
       const float z =
           (by_channel ? decay(row, c) : projected(row, plan_.a.first + c)) + layer.dt_bias[static_cast<std::size_t>(c)];
       decay(row, c) = plan_.gate == Gate::safe_channel ? bound * sigmoid(rate * z) : -rate * softplus(z);
+      if (plan_.preset.erase_key == EraseKey::closed_loop) {
+        decay(row, c) = std::max(decay(row, c), static_cast<float>(kClosedLoopLeastDecay));
+      }
     }
   });
+}
+
+// Replaces q, k and v in mixed by those of a rule with two keys, and computes its erase keys [R, H·K] (EraseKey).
+void DeltaMixers::form_keys(const Layer& layer, std::span<const TextRun> runs) {
+  const std::int64_t kept = plan_.config.conv - 1, keys = plan_.keys(), dim = plan_.config.key_dim;
+  const View<float, 2> projected = projected_.rows(rows_, layer.in.outputs());
+  const View<float, 2> erase_key = erase_key_.rows(rows_, keys);
+  const auto form = [&](std::int64_t row, float* q) {
+    const float* k = q + keys;
+    if (plan_.preset.erase_key == EraseKey::gated) {
+      const float *b = projected.at(row) + plan_.b.first, *w = projected.at(row) + plan_.w.first;
+      const float scale = static_cast<float>(plan_.config.beta_scale);
+      for (std::int64_t c = 0; c < keys; ++c) erase_key(row, c) = scale * sigmoid(b[c]) * k[c];
+      for (std::int64_t c = 0; c < plan_.values(); ++c) q[2 * keys + c] *= sigmoid(w[c]);
+      return;
+    }
+    for (std::int64_t c = 0; c < keys; ++c) {
+      erase_key(row, c) = std::exp(-decay_.data()[row * plan_.decays() + c / dim]) * k[c];
+      q[c] -= layer.correction[static_cast<std::size_t>(c / dim)] * k[c];
+    }
+  };
+  std::int64_t row = 0, at = 0;
+  for (const auto& run : runs) {
+    for (std::int64_t t = 0; t < run.tokens; ++t) form(row + t, mixed_.data() + (at + kept + t) * plan_.channels());
+    row += run.tokens;
+    at += kept + run.tokens;
+  }
 }
 
 // Computes the short convolution of every run. The inputs before a run's first token are in the run's slot, and except
@@ -139,6 +170,7 @@ void DeltaMixers::convolve(const Layer& layer, std::span<const TextRun> runs, St
 // v.
 void DeltaMixers::recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory,
                                ThreadPool& pool) {
+  const std::int64_t keys = plan_.rule.two_keys ? plan_.keys() : 0;
   for (std::int64_t done = 0; done < run.tokens;) {
     const std::int64_t begin = run.begin + done, end = run.begin + run.tokens;
     const std::int64_t whole = end / kCutTokens * kCutTokens, next = (begin / kCutTokens + 1) * kCutTokens;
@@ -149,7 +181,8 @@ void DeltaMixers::recur_prompt(const TextRun& run, std::int64_t row, const float
                                                         .text_stride = tokens * plan_.channels(),
                                                         .beta = beta_.data() + (row + done) * plan_.config.value_heads,
                                                         .decay = decay_.data() + (row + done) * plan_.decays(),
-                                                        .o = o_.data() + (row + done) * plan_.values()});
+                                                        .o = o_.data() + (row + done) * plan_.values(),
+                                                        .erase_key = erase_key_.data() + (row + done) * keys});
     p.initial_state = states_view(plan_, memory.data(), 1);
     p.final_state = states_view(plan_, final_state_.rows(1, memory_floats_).data, 1);
     delta_forward(p, {.context = {.pool = &pool}});
@@ -172,7 +205,8 @@ void DeltaMixers::recur(const Layer& layer, std::span<const TextRun> runs, State
                                                       .text_stride = plan_.config.conv * channels,
                                                       .beta = beta_.data(),
                                                       .decay = decay_.data(),
-                                                      .o = o_.data()});
+                                                      .o = o_.data(),
+                                                      .erase_key = erase_key_.data()});
     p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {decodes_});
     p.states = states_view(plan_, states.slot(0).data() + layer_first, states.slots());
     p.states.stride[0] = static_cast<std::int64_t>(state_floats());
@@ -209,6 +243,9 @@ void DeltaMixers::keep_draft(Draft& draft, std::int64_t row, std::int64_t at) {
   append(draft.mixed, mixed_.data() + at * plan_.channels(), floats);
   append(draft.beta, beta_.data() + row * heads, tokens * heads);
   append(draft.decay, decay_.data() + row * plan_.decays(), tokens * plan_.decays());
+  if (plan_.rule.two_keys) {
+    append(draft.erase_key, erase_key_.data() + row * plan_.keys(), tokens * plan_.keys());
+  }
 }
 
 // Computes the recurrence of the first tokens of a draft in one layer, and updates `memory`.
@@ -221,7 +258,8 @@ void DeltaMixers::recur_draft(const Draft& draft, std::int64_t layer, std::int64
               .text_stride = tokens * plan_.channels(),
               .beta = draft.beta.data() + layer * all * plan_.config.value_heads,
               .decay = draft.decay.data() + layer * all * plan_.decays(),
-              .o = o});
+              .o = o,
+              .erase_key = draft.erase_key.data() + layer * all * (plan_.rule.two_keys ? plan_.keys() : 0)});
   p.states = states_view(plan_, memory.data(), 1);
   delta_steps(p, {.context = {.pool = &pool}});
 }
@@ -246,15 +284,18 @@ void DeltaMixers::mix(std::int64_t index, const View<float, 2>& x, const View<fl
   layer.in.apply(x, projected, pool);
   convolve(layer, runs, states, pool);
   compute_gates(layer, pool);
+  if (plan_.rule.two_keys) form_keys(layer, runs);
   recur(layer, runs, states, pool);
   const View<float, 2> o = o_.rows(rows_, plan_.values());
   if (plan_.config.output_norm) {
     const auto heads = View<float, 2>::contiguous(o.data, {rows_ * plan_.config.value_heads, plan_.config.value_dim});
     norm_rows(heads, layer.o_norm, plan_.config.norm_eps, heads, pool);
   }
-  if (plan_.config.output_gate == OutputGate::silu) {
-    glu_forward<float>({columns_of(projected, plan_.g), o, o}, {.context = {.pool = &pool}});
-  } else if (plan_.config.output_gate == OutputGate::sigmoid) {
+  const OutputGate output_gate = plan_.config.output_gate;
+  if (is_full_rank(output_gate)) {
+    glu_forward<float>({columns_of(projected, plan_.g), o, o, activation_of(output_gate)},
+                       {.context = {.pool = &pool}});
+  } else if (output_gate == OutputGate::sigmoid) {
     const View<float, 2> gate = gate_.rows(rows_, plan_.values());
     layer.g_out.apply(columns_of(projected, plan_.g), gate, pool);
     for (std::int64_t row = 0; row < rows_; ++row) {

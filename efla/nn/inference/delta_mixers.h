@@ -26,6 +26,7 @@ class DeltaMixers {
     Vector beta_factor;    // [HV]: beta_scale · softplus(α)
     Vector rate, dt_bias;  // of the decay, by decay_rate: [HV]; [HV] or [HV·K]
     Vector gate_bias;      // of the sigmoid gate [HV·V]
+    Vector correction;     // [H] D sigmoid(decay) of the erase key closed_loop
     PackedWeight in;       // of MixerPlan::projections
     PackedWeight f_out, g_out, o_proj;
   };
@@ -53,6 +54,7 @@ class DeltaMixers {
  private:
   void convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void compute_gates(const Layer& layer, ThreadPool& pool);
+  void form_keys(const Layer& layer, std::span<const TextRun> runs);
   void recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory, ThreadPool& pool);
   void keep_draft(Draft& draft, std::int64_t row, std::int64_t at);
@@ -65,7 +67,7 @@ class DeltaMixers {
 
   std::int64_t rows_ = 0, decodes_ = 0;   // of the call; decodes_: runs of one token
   std::vector<Draft>* drafts_ = nullptr;  // the caller's list
-  RowBuffer projected_, window_, mixed_, beta_, decay_, o_, gate_, final_state_;
+  RowBuffer projected_, window_, mixed_, beta_, decay_, erase_key_, o_, gate_, final_state_;
 };
 
 }  // namespace efla::nn

@@ -44,7 +44,7 @@ struct Projected {
   torch::Tensor all = {}, decay = {}, gate = {};
 };
 
-// Returns whether the kernel mixer_step takes a mixer. Its weights lie on the device.
+// Returns whether the kernel mixer_step takes a mixer: none with two keys. Its weights lie on the device.
 bool takes_step(const MixerPlan& plan, const StepMixer& mixer, const StepStates& states);
 
 // Returns the projections of x [B, D] float32.

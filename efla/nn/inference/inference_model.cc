@@ -48,6 +48,7 @@ void InferenceModel::add_layer(const LayerParameters& from, WeightType weights) 
   mixer.rate = values_of(from.rate);
   mixer.dt_bias = values_of(from.dt_bias);
   mixer.gate_bias = values_of(from.gate_bias);
+  mixer.correction = values_of(from.correction);
   mixer.in = PackedWeight(from.in, weights);
   if (from.f_out.defined()) mixer.f_out = PackedWeight({from.f_out}, weights);
   if (from.g_out.defined()) mixer.g_out = PackedWeight({from.g_out}, weights);

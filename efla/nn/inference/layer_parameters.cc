@@ -40,6 +40,7 @@ LayerParameters::LayerParameters(const LanguageModel& model, const MixerPlan& pl
 
   beta_factor = torch::full({plan.config.value_heads}, plan.config.beta_scale, attn_norm.options());
   if (const auto alpha = find("attn.alpha"); alpha.defined()) beta_factor = beta_factor * torch::softplus(alpha);
+  if (const auto decay = find("attn.decay"); decay.defined()) correction = find("attn.D") * torch::sigmoid(decay);
   if (plan.gate == Gate::none) return;
   const auto parts = autograd::decay_rate(find("attn.dt_bias"), find("attn.A_log"), decay_activation_of(plan.gate));
   rate = parts.rate;

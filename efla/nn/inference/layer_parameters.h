@@ -28,6 +28,7 @@ struct LayerParameters {
   torch::Tensor beta_factor;      // [HV]: beta_scale · softplus(α)
   torch::Tensor rate, dt_bias;    // of the decay, by autograd::decay_rate: [HV]; [HV] or [HV·K]
   torch::Tensor gate_bias;        // of the sigmoid gate [HV·V]
+  torch::Tensor correction;       // [H] D sigmoid(decay) of the erase key closed_loop
 };
 
 }  // namespace efla::nn

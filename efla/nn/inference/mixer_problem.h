@@ -12,11 +12,12 @@ namespace efla::nn {
 // Where the inputs and outputs of B texts with T tokens each lie, in rows of float32.
 struct MixerRows {
   std::int64_t texts = 1, tokens = 1;
-  const float* qkv = nullptr;    // [B, T, channels]: q, k and v after the convolution
-  std::int64_t text_stride = 0;  // floats from a text to the next in qkv
-  const float* beta = nullptr;   // [B, T, HV]
-  const float* decay = nullptr;  // [B, T, HV, 1 or K]; not read without a decay
-  float* o = nullptr;            // [B, T, HV, V]
+  const float* qkv = nullptr;        // [B, T, channels]: q, k and v after the convolution
+  std::int64_t text_stride = 0;      // floats from a text to the next in qkv
+  const float* beta = nullptr;       // [B, T, HV]
+  const float* decay = nullptr;      // [B, T, HV, 1 or K]; not read without a decay
+  float* o = nullptr;                // [B, T, HV, V]
+  const float* erase_key = nullptr;  // [B, T, H, K]; not read by a rule with one key
 };
 
 // Returns a view of states of the shape [count, HV, K, V].
@@ -43,6 +44,9 @@ Problem mixer_problem(const MixerPlan& plan, const MixerRows& rows) {
   p.beta = View<const float, 3>::contiguous(rows.beta, {texts, tokens, heads});
   if (plan.gate != Gate::none) {
     p.g = View<const float, 4>::contiguous(rows.decay, {texts, tokens, heads, plan.decays() / heads});
+  }
+  if (plan.rule.two_keys) {
+    p.erase_key = View<const float, 4>::contiguous(rows.erase_key, {texts, tokens, config.heads, config.key_dim});
   }
   p.o = View<float, 4>::contiguous(rows.o, {texts, tokens, heads, config.value_dim});
   return p;

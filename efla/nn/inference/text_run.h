@@ -32,6 +32,7 @@ struct Draft {
   TextRun run;
   std::vector<float> window, mixed;  // [layers, W − 1 + tokens, channels], inputs and outputs of the convolution
   std::vector<float> beta, decay;    // [layers, tokens, HV], [layers, tokens, HV or HV·K]
+  std::vector<float> erase_key;      // [layers, tokens, H·K] of a rule with two keys
 };
 
 // The states of texts: one slot per text, of the same size for any length of the text.

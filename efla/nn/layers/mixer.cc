@@ -12,16 +12,29 @@ using torch::Tensor;
 Mixer::Mixer(const MixerConfig& config, const Initialiser& init)
     : plan_(begin_mixer(config, /*softmax=*/false, *this, init)),
       gates_(plan_, *this, init),
+      keys_(plan_, *this),
       convolution_(plan_, *this, init),
       output_(plan_, *this, init),
       projection_(*plan_, *this) {}
 
 Mixer::Inputs Mixer::inputs_of(const Tensor& qkv, const SmallOutputs& small) const {
-  return {qkv, gates_.beta(small, qkv), gates_.decay(small)};
+  Inputs inputs{qkv, gates_.beta(small, qkv), gates_.decay(small)};
+  if (plan_->rule.two_keys) {
+    auto heads = heads_of(qkv);
+    inputs.erase_key = keys_(heads, small, inputs.g);
+    inputs.qkv = torch::cat({heads[0].flatten(2), heads[1].flatten(2), heads[2].flatten(2)}, 2);
+  }
+  return inputs;
 }
 
 Tensor Mixer::recur(const Inputs& inputs, const Tensor& cu_seqlens) const {
   const auto& config = plan_->config;
+  if (inputs.erase_key.defined()) {
+    const auto [q, k, v] = heads_of(inputs.qkv);
+    return autograd::delta_rule({q, k, v, inputs.beta, {}, inputs.g, cu_seqlens, inputs.erase_key}, plan_->rule, "auto",
+                                /*output_final_state=*/false)
+        .o;
+  }
   return autograd::delta_rule_packed(inputs.qkv, inputs.beta, inputs.g, config.heads, config.key_dim, plan_->rule,
                                      cu_seqlens);
 }
@@ -29,7 +42,8 @@ Tensor Mixer::recur(const Inputs& inputs, const Tensor& cu_seqlens) const {
 Tensor Mixer::recur_step(const Inputs& inputs, Tensor& memory) const {
   const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
   const auto [q, k, v] = heads_of(inputs.qkv);
-  return autograd::delta_rule_step(only(q), only(k), only(v), only(inputs.beta), only(inputs.g), memory, plan_->rule);
+  return autograd::delta_rule_step(only(q), only(k), only(v), only(inputs.beta), only(inputs.g), memory, plan_->rule,
+                                   "auto", only(inputs.erase_key));
 }
 
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
@@ -69,8 +83,8 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   }
   const Inputs in = inputs_of(qkv, small);
   if (tokens == 1) return output_(x, small.g, recur_step(in, state.memory));
-  const auto [q, k, v] = heads_of(qkv);
-  auto out = autograd::delta_rule({q, k, v, in.beta, state.memory, in.g, {}}, plan_->rule);
+  const auto [q, k, v] = heads_of(in.qkv);
+  auto out = autograd::delta_rule({q, k, v, in.beta, state.memory, in.g, {}, in.erase_key}, plan_->rule);
   state.memory = out.final_state;
   return output_(x, small.g, out.o);
 }
@@ -90,8 +104,9 @@ Tensor Mixer::forward(const Tensor& x, const PackedWindows& windows, MixerState&
     qkv = convolution_(inputs, {}).first;
   }
   const Inputs in = inputs_of(qkv, small);
-  const auto [q, k, v] = heads_of(qkv);
-  auto out = autograd::delta_rule({q, k, v, in.beta, states.memory, in.g, windows.cu_seqlens}, plan_->rule);
+  const auto [q, k, v] = heads_of(in.qkv);
+  auto out =
+      autograd::delta_rule({q, k, v, in.beta, states.memory, in.g, windows.cu_seqlens, in.erase_key}, plan_->rule);
   states.memory = out.final_state;
   return output_(x, small.g, out.o);
 }

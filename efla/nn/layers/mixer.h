@@ -10,6 +10,7 @@
 
 #include "efla/nn/layers/mixer_gates.h"
 #include "efla/nn/layers/mixer_input.h"
+#include "efla/nn/layers/mixer_keys.h"
 #include "efla/nn/layers/mixer_output.h"
 #include "efla/nn/layers/mixer_plan.h"
 #include "efla/nn/layers/parameters.h"
@@ -47,9 +48,10 @@ class Mixer : public torch::nn::Module {
  protected:
   // The inputs of the recurrence.
   struct Inputs {
-    torch::Tensor qkv;   // [B, T, 2·H·K + HV·V]
-    torch::Tensor beta;  // [B, T, HV]
-    torch::Tensor g;     // [B, T, HV] or [B, T, HV, K], the logarithm of the decay; undefined without one
+    torch::Tensor qkv;             // [B, T, 2·H·K + HV·V]
+    torch::Tensor beta;            // [B, T, HV]
+    torch::Tensor g;               // [B, T, HV] or [B, T, HV, K], the logarithm of the decay; undefined without one
+    torch::Tensor erase_key = {};  // [B, T, H, K] of a rule with two keys
   };
 
   // Compute the recurrence. A subclass may compute it otherwise, which benchmarks do. The first returns the outputs
@@ -66,6 +68,7 @@ class Mixer : public torch::nn::Module {
 
   SharedPlan plan_;
   MixerGates gates_;
+  MixerKeys keys_;
   QkvConvolution convolution_;
   MixerOutput output_;
   JointProjection projection_;

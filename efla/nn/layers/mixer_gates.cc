@@ -45,13 +45,15 @@ SmallOutputs split_small_outputs(const MixerPlan& plan, const Tensor& columns) {
   small.f = next(static_cast<bool>(plan.f));
   small.g = next(plan.config.output_gate == OutputGate::sigmoid);
   small.b = next(static_cast<bool>(plan.b));
+  small.w = next(static_cast<bool>(plan.w));
   small.a = next(static_cast<bool>(plan.a));
   return small;
 }
 
 MixerGates::MixerGates(SharedPlan plan, torch::nn::Module& mixer, const Initialiser& init) : plan_(std::move(plan)) {
   const std::int64_t width = plan_->config.hidden, heads = plan_->config.value_heads;
-  if (plan_->b) add_projection(mixer, init, "b_proj", heads, width);
+  if (plan_->b) add_projection(mixer, init, "b_proj", plan_->b.count, width);
+  if (plan_->w) add_projection(mixer, init, "w_proj", plan_->w.count, width);
   if (plan_->preset.adaptive) {
     // softplus(α) = 1
     alpha_ = mixer.register_parameter("alpha", torch::full({heads}, std::log(std::expm1(1.0)), torch::kFloat));
@@ -77,14 +79,15 @@ void MixerGates::register_decay(torch::nn::Module& mixer, const Initialiser& ini
 
 Tensor MixerGates::beta(const SmallOutputs& small, const Tensor& qkv) const {
   Tensor activated;
-  if (plan_->b) {
+  const bool gated = plan_->preset.erase_key == EraseKey::gated;  // b is of the key then
+  if (plan_->b && !gated) {
     const bool sigmoid = plan_->preset.beta == BetaActivation::sigmoid;
     activated = sigmoid ? torch::sigmoid(small.b) : torch::softplus(small.b);
   } else {
     activated = torch::ones({qkv.size(0), qkv.size(1), plan_->config.value_heads}, qkv.options());
   }
   if (alpha_.defined()) activated = activated * torch::softplus(alpha_);
-  if (plan_->config.beta_scale != 1.0) activated = activated * plan_->config.beta_scale;
+  if (plan_->config.beta_scale != 1.0 && !gated) activated = activated * plan_->config.beta_scale;
   return activated.to(qkv.scalar_type());  // because softplus widens under autocast
 }
 
@@ -92,7 +95,8 @@ Tensor MixerGates::decay(const SmallOutputs& small) const {
   const auto& config = plan_->config;
   if (plan_->gate == Gate::none) return {};
   if (plan_->gate == Gate::scalar) {
-    return autograd::decay_gate(small.a, dt_bias_, a_log_, DecayActivation::softplus);
+    const auto g = autograd::decay_gate(small.a, dt_bias_, a_log_, DecayActivation::softplus);
+    return plan_->preset.erase_key == EraseKey::closed_loop ? g.clamp_min(kClosedLoopLeastDecay) : g;
   }
   const auto f = autograd::linear(small.f, f_out_->value);
   const double bound = config.lower_bound.value_or(kGateLowerBound);

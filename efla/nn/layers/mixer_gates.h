@@ -13,7 +13,7 @@ namespace efla::nn {
 
 // The outputs of the small projections, [B, T, ·]; undefined if the mixer does not have them.
 struct SmallOutputs {
-  torch::Tensor f, g, b, a;  // as the columns of MixerPlan with the same names; g without the gate silu
+  torch::Tensor f, g, b, w, a;  // as the columns of MixerPlan with the same names; g only if it is low-rank
 };
 
 // Splits the columns of JointProjection's result after q, k and v.

@@ -14,7 +14,7 @@ using torch::Tensor;
 MixerOutput::MixerOutput(SharedPlan plan, torch::nn::Module& mixer, const Initialiser& init) : plan_(std::move(plan)) {
   const auto& config = plan_->config;
   const std::int64_t width = config.hidden, values = plan_->values();
-  if (config.output_gate == OutputGate::silu) {
+  if (is_full_rank(config.output_gate)) {
     gate_ = add_projection(mixer, init, "g_proj", values, width);
   } else if (config.output_gate == OutputGate::sigmoid) {
     add_projection(mixer, init, "g_proj.0", config.value_dim, width);
@@ -27,21 +27,20 @@ MixerOutput::MixerOutput(SharedPlan plan, torch::nn::Module& mixer, const Initia
 
 Tensor MixerOutput::gate(const Tensor& x, const Tensor& low_rank) const {
   const auto& config = plan_->config;
-  const bool silu = config.output_gate == OutputGate::silu;
-  return autograd::linear(silu ? x : low_rank, gate_->value, gate_bias_)
+  return autograd::linear(is_full_rank(config.output_gate) ? x : low_rank, gate_->value, gate_bias_)
       .unflatten(2, {config.value_heads, config.value_dim});
 }
 
 Tensor MixerOutput::operator()(const Tensor& x, const Tensor& low_rank, Tensor o) const {
   const auto& config = plan_->config;
   o = o.reshape({x.size(0), x.size(1), config.value_heads, config.value_dim});  // o of one token has no axis T
-  const bool silu = config.output_gate == OutputGate::silu;
   if (config.output_gate == OutputGate::none) {
     if (norm_) o = autograd::rms_norm(o, norm_->value, config.norm_eps);
   } else if (norm_) {
-    const auto activation = silu ? GateActivation::silu : GateActivation::sigmoid;
-    o = autograd::gated_rms_norm(o, gate(x, low_rank), norm_->value, activation, config.norm_eps);
+    o = autograd::gated_rms_norm(o, gate(x, low_rank), norm_->value, activation_of(config.output_gate),
+                                 config.norm_eps);
   } else {
+    const bool silu = config.output_gate == OutputGate::silu;
     o = o * (silu ? torch::silu(gate(x, low_rank)) : torch::sigmoid(gate(x, low_rank)));
   }
   return autograd::linear(o.flatten(2), projection_->value);

@@ -53,6 +53,12 @@ void validate(const MixerConfig& given) {
     require(bound >= -5.0 && bound < 0.0, "lower_bound", bound, "a number in [-5, 0)");
     require(is_by_channel(preset.gate), "lower_bound", bound, "none, as " + config.mixer + " has no decay by channel");
   }
+  if (preset.erase_key != EraseKey::key) {
+    require(config.value_heads == config.heads, "value_heads", config.value_heads,
+            "equal to heads for " + config.mixer + ", " + std::to_string(config.heads));
+  }
+  require(config.learned_beta || preset.erase_key != EraseKey::gated, "learned_beta", false,
+          "true for " + config.mixer + ", which has no β beside b");
   require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
   if (preset.softmax) {
     require(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
@@ -71,9 +77,14 @@ MixerPlan::MixerPlan(const MixerConfig& given)
   add("v_proj", values());
   if (is_by_channel(gate)) f = add("f_proj.0", config.value_dim);
   if (config.output_gate == OutputGate::sigmoid) g = add("g_proj.0", config.value_dim);
-  if (preset.beta != BetaActivation::one && config.learned_beta) b = add("b_proj", config.value_heads);
+  if (preset.erase_key == EraseKey::gated) {
+    b = add("b_proj", keys());
+    w = add("w_proj", values());
+  } else if (preset.beta != BetaActivation::one && config.learned_beta) {
+    b = add("b_proj", config.value_heads);
+  }
   if (gate == Gate::scalar) a = add("a_proj", config.value_heads);
-  if (config.output_gate == OutputGate::silu) g = add("g_proj", values());
+  if (is_full_rank(config.output_gate)) g = add("g_proj", values());
 }
 
 Columns MixerPlan::add(std::string name, std::int64_t count) {
@@ -91,7 +102,7 @@ std::string MixerPlan::refusal() const {
 }
 
 std::span<const Projection> MixerPlan::joint() const {
-  return std::span(projections).first(projections.size() - (config.output_gate == OutputGate::silu ? 1 : 0));
+  return std::span(projections).first(projections.size() - (is_full_rank(config.output_gate) ? 1 : 0));
 }
 
 std::int64_t MixerPlan::decays() const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/rule/gate_activation.h"
 #include "efla/rule/mixer_preset.h"
 #include "efla/rule/problem.h"
 
@@ -18,9 +19,18 @@ namespace efla::nn {
 // The factor on the normalised output of each head.
 //
 //   none
-//   silu      silu(g_proj x)                  Gated DeltaNet
-//   sigmoid   sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: rank V, with a bias
-enum class OutputGate { none, silu, sigmoid };
+//   silu          silu(g_proj x)                  Gated DeltaNet
+//   sigmoid       sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: rank V, with a bias
+//   full_sigmoid  sigmoid(g_proj x)               Comba
+enum class OutputGate { none, silu, sigmoid, full_sigmoid };
+
+// Returns whether an output gate has one projection of full rank.
+constexpr bool is_full_rank(OutputGate gate) { return gate == OutputGate::silu || gate == OutputGate::full_sigmoid; }
+
+// Returns the activation of an output gate that is not none.
+constexpr GateActivation activation_of(OutputGate gate) {
+  return gate == OutputGate::silu ? GateActivation::silu : GateActivation::sigmoid;
+}
 
 struct MixerConfig {
   std::string mixer = "efla";  // a name of mixer_presets()
@@ -33,7 +43,7 @@ struct MixerConfig {
   std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
   OutputGate output_gate = OutputGate::none;
   bool learned_beta = true;            // false: β has no projection, and 1 in its place
-  double beta_scale = 1.0;             // factor of β
+  double beta_scale = 1.0;             // factor of β, or of b of the erase key b ⊙ k
   std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
   bool qk_sum_norm = false;            // divide q and k by their absolute sums instead of the preset's norm
   // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
@@ -44,9 +54,10 @@ struct MixerConfig {
 // Throws Error that names the field.
 void validate(const MixerConfig& config);
 
-// Returns the output gate that flash-linear-attention's layers have beside a gate of the decay.
-constexpr OutputGate output_gate_beside(Gate gate) {
-  return is_by_channel(gate) ? OutputGate::sigmoid : OutputGate::silu;
+// Returns the output gate that flash-linear-attention's layer of a mixer has.
+constexpr OutputGate output_gate_of(const MixerPreset& preset) {
+  if (preset.erase_key == EraseKey::closed_loop) return OutputGate::full_sigmoid;
+  return is_by_channel(preset.gate) ? OutputGate::sigmoid : OutputGate::silu;
 }
 
 // Columns of the product of a mixer's input with all its projections; none if the mixer lacks the projection.
@@ -72,7 +83,7 @@ struct MixerPlan {
   // activation than silu, or qk_norm sum. Returns "" if there is none.
   std::string refusal() const;
 
-  // Returns the projections that training multiplies as one weight: all except the gate silu. A product with this gate
+  // Returns the projections that training multiplies as one weight: all except a gate of full rank. A product with it
   // too would have other bits, because the gradient of the input would be one sum over all columns.
   std::span<const Projection> joint() const;
 
@@ -86,13 +97,14 @@ struct MixerPlan {
   const MixerPreset& preset;
   Gate gate;
   DeltaRule rule;
-  // In the order of their columns: q, k, v, f, g if it is low-rank, b, a, and last g if it is the gate silu, so that
+  // In the order of their columns: q, k, v, f, g if it is low-rank, b, w, a, and last g if it has full rank, so that
   // joint() is the beginning. Another order would change the bits of training, because the gradient of the input is a
   // sum over the columns.
   std::vector<Projection> projections;
   Columns f;  // f_proj.0, of a decay by channel
   Columns g;  // of the output gate: g_proj.0 or g_proj
-  Columns b;  // b_proj, of β
+  Columns b;  // b_proj, of β or of the erase key b ⊙ k
+  Columns w;  // w_proj, of the written value w ⊙ v
   Columns a;  // a_proj, of a decay by head
 
  private:

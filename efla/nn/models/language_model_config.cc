@@ -68,7 +68,7 @@ MixerConfig LanguageModelConfig::mixer_config() const {
   config.key_dim = head_size(*this, "expand_k", expand_k, "key dim");
   config.value_dim = head_size(*this, "expand_v", expand_v, "value dim");
   if (use_gate.value_or(preset.gate != Gate::none)) {
-    config.output_gate = output_gate_beside(preset.gate);
+    config.output_gate = output_gate_of(preset);
   }
   config.learned_beta = use_beta;
   config.beta_scale = allow_neg_eigval ? 2.0 : 1.0;

@@ -107,6 +107,20 @@ LanguageModelConfig read_kda(const Fields& fields) {
   return config;
 }
 
+LanguageModelConfig read_comba(const Fields& fields) {
+  LanguageModelConfig config{.mixer = "comba", .num_hidden_layers = 21, .num_heads = 6, .head_dim = 256};
+  config.expand_v = 2.0;
+  config.use_gate = true;
+  read_common(fields, config);
+  fields.read("head_dim", config.head_dim);
+  fields.read("num_v_heads", config.num_v_heads);
+  fields.read("use_output_gate", config.use_gate);
+  allow_values(fields, "use_output_correction", {true});
+  allow_values(fields, "use_inner_decay", {true});
+  fields.find("correction_factor");  // the initial value of D
+  return config;
+}
+
 json optional_json(const auto& value) { return value ? json(*value) : json(nullptr); }
 
 json eos_json(const std::vector<std::int64_t>& ids) {
@@ -161,6 +175,7 @@ const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer
   if (plain && is_product(static_cast<double>(mixer.key_dim), mixer.value_dim)) {
     if (c.mixer == "gdn") return "gated_deltanet";
     if (c.mixer == "kda" && gated) return "kda";
+    if (c.mixer == "comba" && !c.allow_neg_eigval) return "comba";
   }
   return "efla";
 }
@@ -194,26 +209,33 @@ json to_json(const LanguageModelConfig& c) {
   const MixerConfig mixer = attention_only ? MixerConfig{} : c.mixer_config();
   const std::string type = attention_only ? "efla" : model_type_of(c, mixer);
   out["model_type"] = type;
+  const bool gated_output = mixer.output_gate != OutputGate::none;
   if (type == "delta_net") {
     const auto width = static_cast<double>(c.hidden_size);
     out["architectures"] = json::array({"DeltaNetForCausalLM"});
     out["expand_k"] = static_cast<double>(mixer.key_dim * c.num_heads) / width;
     out["expand_v"] = static_cast<double>(mixer.value_dim * c.num_heads) / width;
-    out["use_gate"] = mixer.output_gate == OutputGate::silu;
+    out["use_gate"] = gated_output;
     out["use_beta"] = c.use_beta;
     out["use_output_norm"] = true;
     out["qk_norm"] = c.qk_norm.empty() ? "l2" : c.qk_norm;
     out["qk_activation"] = c.qk_activation;
-  } else if (type == "gated_deltanet" || type == "kda") {
-    out["architectures"] = json::array({type == "kda" ? "KDAForCausalLM" : "GatedDeltaNetForCausalLM"});
+  } else if (type == "gated_deltanet" || type == "kda" || type == "comba") {
+    out["architectures"] = json::array({type == "kda"     ? "KDAForCausalLM"
+                                        : type == "comba" ? "CombaForCausalLM"
+                                                          : "GatedDeltaNetForCausalLM"});
     out["head_dim"] = mixer.key_dim;
     out["expand_v"] = static_cast<double>(mixer.value_dim) / static_cast<double>(mixer.key_dim);
     out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
     if (type == "kda") {
       out["safe_gate"] = c.safe_gate;
       out["lower_bound"] = optional_json(mixer.lower_bound);
+    } else if (type == "comba") {
+      out["use_output_gate"] = gated_output;
+      out["use_output_correction"] = true;
+      out["use_inner_decay"] = true;
     } else {
-      out["use_gate"] = mixer.output_gate == OutputGate::silu;
+      out["use_gate"] = gated_output;
     }
   } else {
     out["mixer"] = c.mixer;
@@ -242,11 +264,13 @@ LanguageModelConfig language_model_config_from_json(const Fields& fields) {
     config = read_gated_deltanet(fields);
   } else if (type == "kda") {
     config = read_kda(fields);
+  } else if (type == "comba") {
+    config = read_comba(fields);
   } else if (type == "efla") {
     read_common(fields, config);
     read_efla(fields, config);
   } else {
-    fields.refuse("model_type", "delta_net, gated_deltanet, kda or efla");
+    fields.refuse("model_type", "delta_net, gated_deltanet, kda, comba or efla");
   }
   read_other_fields(fields);
   fields.refuse_others();

@@ -41,8 +41,8 @@ void require_room_for(const SequenceModelConfig& config) {
 MixerConfig SequenceModelConfig::mixer_config() const {
   MixerConfig config{.mixer = mixer, .hidden = hidden, .heads = heads};
   config.key_dim = config.value_dim = head_dim;
-  const Gate gate = mixer_preset(mixer).gate;
-  if (gate != Gate::none) config.output_gate = output_gate_beside(gate);
+  const MixerPreset& preset = mixer_preset(mixer);
+  if (preset.gate != Gate::none) config.output_gate = output_gate_of(preset);
   config.norm_eps = kSequenceNormEps;
   return config;
 }
