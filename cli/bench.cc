@@ -299,6 +299,7 @@ void add_generation(CLI::App& program) {
       ->check(CLI::Range(1, 1 << 12))
       ->capture_default_str();
   add_weights_option(*command, options.weights);
+  add_kv_cache_option(*command, options.kv_cache_type);
   add_device_option(*command, arguments->device);
   add_threads_option(*command, options.threads);
   command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");

@@ -110,6 +110,7 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
   engine_options.keep_sessions = false;
   engine_options.on_gpu = device.is_cuda();
   engine_options.weights = options.weights;
+  engine_options.kv_cache_type = options.kv_cache_type;
   engine_options.draft_tokens = 0;  // repetitions of random tokens say nothing
   engine_options.step_time = std::chrono::seconds(1);
   engine_options.threads = options.threads;
@@ -138,6 +139,7 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
            {"preset", name},
            {"mixer", kind},
            {"weights", options.weights},
+           {"kv_cache_type", engine->info().kv_cache_type},
            {"texts", options.texts},
            {"device", device.str()},
            {"parameters", parameters},

@@ -14,7 +14,8 @@ namespace efla::bench {
 
 struct GenerationOptions {
   BenchModel model;
-  std::string weights = "float32";  // how weights are stored for decoding
+  std::string weights = "float32";     // how weights are stored for decoding
+  std::string kv_cache_type = "auto";  // of keys and values
   std::int64_t longest = 1, draws = 1;
   std::int64_t texts = 1;  // texts that are continued together, on a GPU
   int threads = 0;

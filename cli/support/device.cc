@@ -51,6 +51,8 @@ torch::Device choose_model_device(const std::string& command, const std::string&
     return torch::kCPU;
   }
   const auto gpus = find_gpus().found;
+  const bool has_experts = nn::is_family_folder(model) && nn::load_family_config(model).experts.count > 0;
+  if (has_experts && device == "auto") return torch::kCPU;
   if (!nn::is_family_folder(model) || device == "cpu" || gpus.empty() || gpus.front().major == kHopper) {
     return choose_device(command, device);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gpu_family_model.h"
 #include "tests/nn/random_family.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
@@ -43,8 +44,11 @@ struct ChangedFolder {
 
 TEST(FamilyConfig, RefusesWhatWouldChangeTheComputation) {
   const std::vector<std::pair<nlohmann::json, std::string>> changes{
-      {{{"model_type", "qwen3_next"}}, "mixtures of experts"},
-      {{{"model_type", "kimi_linear"}}, "multi-head latent attention"},
+      {{{"model_type", "qwen3_next"}}, "num_experts"},
+      {{{"model_type", "qwen3_next"}, {"num_experts", 4}, {"num_experts_per_tok", 5}}, "num_experts_per_tok: got 5"},
+      {{{"model_type", "qwen3_next"}, {"num_experts", 0}, {"mlp_only_layers", {2}}}, "mlp_only_layers"},
+      {{{"model_type", "qwen3_5_moe_text"}, {"num_experts", 4}, {"num_experts_per_tok", 2}}, "moe_intermediate_size"},
+      {{{"model_type", "kimi_linear"}}, "multi-head latent attention (kv_lora_rank)"},
       {{{"model_type", "llama"}}, "model_type: got \"llama\""},
       {{{"sliding_window", 512}}, "sliding_window"},
       {{{"num_experts", 8}}, "num_experts"},
@@ -81,6 +85,17 @@ TEST(FamilyConfig, RefusesWhatWouldChangeTheComputation) {
   folder.nested = true;
   folder.config["model_type"] = "qwen2";
   folder.refuse("text_config.model_type: got \"qwen2\"");
+}
+
+TEST(FamilyConfig, GpusRefuseExpertsAndLargeHeads) {
+  for (const bool experts : {true, false}) {
+    auto config = experts ? random_expert_config(false, 1) : random_family_config(false, 1);
+    if (!experts) config.update({{"head_dim", 260}, {"layer_types", {"full_attention"}}, {"num_hidden_layers", 1}});
+    const test::TempFolder folder;
+    write_family_folder(folder.path(), config, random_family_tensors(config, "model.", 1), false, false);
+    test::expect_error([&] { GpuFamilyModel(folder.path(), WeightType::float32, 10, torch::kCPU); }, "device",
+                       experts ? "num_experts" : "head_dim is 260");
+  }
 }
 
 TEST(FamilyConfig, TakesWhatDoesNot) {

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <initializer_list>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -51,7 +53,9 @@ class FamilyReference {
                 : tensor({layer + "post_attention_layernorm.weight", layer + "feedforward_layer_norm.weight"});
       add(x, mixed(normed(x, first, !after), layer, attends), first, after);
       std::vector<Numbers> inner;
-      for (const auto& row : normed(x, second, !after)) inner.push_back(mlp(row, layer));
+      for (const auto& row : normed(x, second, !after))
+        inner.push_back(config_.sparse[static_cast<std::size_t>(i)] ? experts(row, layer + "mlp.")
+                                                                    : mlp(row, layer + "mlp."));
       add(x, inner, second, after);
     }
     const Numbers norm = tensor({"norm.weight"});
@@ -129,10 +133,46 @@ class FamilyReference {
   }
 
   Numbers mlp(const Numbers& x, const std::string& layer) const {
-    Numbers gate = product(tensor({layer + "mlp.gate_proj.weight"}), x);
-    const Numbers up = product(tensor({layer + "mlp.up_proj.weight"}), x);
-    for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = rounded(rounded(gate[i] * sigmoid_of(gate[i])) * up[i]);
-    return product(tensor({layer + "mlp.down_proj.weight"}), gate);
+    Numbers both = product(tensor({layer + "gate_proj.weight"}), x);
+    const Numbers up = product(tensor({layer + "up_proj.weight"}), x);
+    both.insert(both.end(), up.begin(), up.end());
+    return swiglu(both, tensor({layer + "down_proj.weight"}));
+  }
+  Numbers swiglu(const Numbers& both, const Numbers& down) const {
+    Numbers inner(both.size() / 2);
+    for (std::size_t i = 0; i < inner.size(); ++i) {
+      inner[i] = rounded(rounded(both[i] * sigmoid_of(both[i])) * both[inner.size() + i]);
+    }
+    return product(down, inner);
+  }
+
+  Numbers experts(const Numbers& x, const std::string& layer) const {
+    Numbers p = product(tensor({layer + "gate.weight"}), x);
+    for (auto& score : p) score = std::exp(score);
+    double sum = 0.0;
+    for (const double score : p) sum += score;
+    Numbers sorted = p;
+    std::ranges::sort(sorted, std::greater());
+    sorted.resize(static_cast<std::size_t>(config_.experts.per_token));
+    if (config_.experts.normalised) sum = std::accumulate(sorted.begin(), sorted.end(), 0.0);
+    Numbers y = mlp(x, layer + "shared_expert.");
+    for (auto& number : y) number *= sigmoid_of(product(tensor({layer + "shared_expert_gate.weight"}), x)[0]);
+    for (std::size_t e = 0; e < p.size(); ++e) {
+      if (p[e] < sorted.back()) continue;
+      const Numbers own = expert(x, layer + "experts.", e);
+      for (std::size_t i = 0; i < y.size(); ++i) y[i] += p[e] / sum * own[i];
+    }
+    return rounded(y);
+  }
+  Numbers expert(const Numbers& x, const std::string& layer, std::size_t e) const {
+    const Numbers all = tensor({layer + "gate_up_proj"}), down = tensor({layer + "down_proj"});
+    if (all.empty()) return mlp(x, layer + std::to_string(e) + ".");
+    const auto part = [&](const Numbers& from) {
+      const auto size = static_cast<std::ptrdiff_t>(from.size() / static_cast<std::size_t>(config_.experts.count));
+      const auto first = from.begin() + static_cast<std::ptrdiff_t>(e) * size;
+      return Numbers(first, first + size);
+    };
+    return swiglu(product(part(all), x), part(down));
   }
 
   std::vector<Numbers> mixed(const std::vector<Numbers>& x, const std::string& layer, bool attends) const {
@@ -201,11 +241,30 @@ class FamilyReference {
       }
       return all;
     };
-    const Numbers in = joined({"in_proj_qkv.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight"});
+    const auto group = HV / H;
+    // Returns rows `first` to `first + rows` of each key head of a packed weight.
+    const auto unpacked = [&](const char* name, std::size_t first, std::size_t rows) {
+      const Numbers all = joined({name});
+      const std::size_t row = x[0].size(), head = all.size() / H;
+      Numbers own;
+      for (std::size_t h = 0; h < H && !all.empty(); ++h) {
+        const auto begin = all.begin() + static_cast<std::ptrdiff_t>(h * head + first * row);
+        own.insert(own.end(), begin, begin + static_cast<std::ptrdiff_t>(rows * row));
+      }
+      return own;
+    };
+    const auto or_packed = [](Numbers own, std::initializer_list<Numbers> packed) {
+      for (const auto& part : packed) own.insert(own.end(), part.begin(), part.end());
+      return own;
+    };
+    const char *qkvz = "in_proj_qkvz.weight", *ba = "in_proj_ba.weight";
+    const Numbers in = or_packed(joined({"in_proj_qkv.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight"}),
+                                 {unpacked(qkvz, 0, K), unpacked(qkvz, K, K), unpacked(qkvz, 2 * K, group * V)});
     const Numbers taps = joined({"conv1d.weight", "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"});
-    const Numbers b_proj = joined({"in_proj_b.weight", "b_proj.weight"});
-    const Numbers a_proj = joined({"in_proj_a.weight", "a_proj.weight"});
-    const Numbers z_proj = joined({"in_proj_z.weight", "g_proj.weight"});
+    const Numbers b_proj = or_packed(joined({"in_proj_b.weight", "b_proj.weight"}), {unpacked(ba, 0, group)});
+    const Numbers a_proj = or_packed(joined({"in_proj_a.weight", "a_proj.weight"}), {unpacked(ba, group, group)});
+    const Numbers z_proj =
+        or_packed(joined({"in_proj_z.weight", "g_proj.weight"}), {unpacked(qkvz, 2 * K + group * V, group * V)});
     const Numbers norm = joined({"norm.weight", "o_norm.weight"}), out = joined({"out_proj.weight", "o_proj.weight"});
     const Numbers a_log = joined({"A_log"}), dt_bias = joined({"dt_bias"});
     std::vector<Numbers> inputs, outputs;

@@ -1,6 +1,7 @@
 // Folders of small models of families with random weights, as transformers writes them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -57,15 +58,46 @@ struct RandomTensors {
   }
 };
 
-// Adds a layer's MLP and the projections of its attention.
-inline void add_layer_parts(RandomTensors& tensors, const std::string& layer, const nlohmann::json& c, bool attends) {
-  const std::int64_t D = c["hidden_size"], I = c["intermediate_size"], heads = c["num_attention_heads"];
+inline void add_mlp(RandomTensors& tensors, const std::string& mlp, std::int64_t inner, std::int64_t width) {
+  tensors.matrix(mlp + "gate_proj.weight", inner, width);
+  tensors.matrix(mlp + "up_proj.weight", inner, width);
+  tensors.matrix(mlp + "down_proj.weight", width, inner);
+}
+
+// Returns whether a layer has experts.
+inline bool has_experts(const nlohmann::json& c, std::int64_t layer) {
+  if (c.value("num_experts", 0) == 0 || (layer + 1) % c.value("decoder_sparse_step", 1) != 0) return false;
+  const auto dense = c.value("mlp_only_layers", std::vector<std::int64_t>{});
+  return std::ranges::find(dense, layer) == dense.end();
+}
+
+// Adds experts: the ones of qwen3_next each with tensors of its own, as it is published, and others in two tensors.
+inline void add_experts(RandomTensors& tensors, const std::string& mlp, const nlohmann::json& c) {
+  const std::int64_t D = c["hidden_size"], E = c["num_experts"], I = c["moe_intermediate_size"];
+  tensors.matrix(mlp + "gate.weight", E, D);
+  tensors.matrix(mlp + "shared_expert_gate.weight", 1, D);
+  add_mlp(tensors, mlp + "shared_expert.", c["shared_expert_intermediate_size"], D);
+  if (c["model_type"] == "qwen3_next") {
+    for (std::int64_t e = 0; e < E; ++e) add_mlp(tensors, mlp + "experts." + std::to_string(e) + ".", I, D);
+    return;
+  }
+  const auto size = [](std::int64_t columns) { return 1.7 / std::sqrt(static_cast<double>(columns)); };
+  tensors.add(mlp + "experts.gate_up_proj", {E, 2 * I, D}, size(D));
+  tensors.add(mlp + "experts.down_proj", {E, D, I}, size(I));
+}
+
+// Adds the MLP or the experts of layer `number`, and the projections of its attention.
+inline void add_layer_parts(RandomTensors& tensors, const std::string& layer, const nlohmann::json& c,
+                            std::int64_t number, bool attends) {
+  const std::int64_t D = c["hidden_size"], heads = c["num_attention_heads"];
   const std::int64_t kv = c["num_key_value_heads"];
   const bool olmo = c["model_type"] == "olmo_hybrid";
   const std::int64_t dim = olmo ? D / heads : c["head_dim"].get<std::int64_t>();
-  tensors.matrix(layer + "mlp.gate_proj.weight", I, D);
-  tensors.matrix(layer + "mlp.up_proj.weight", I, D);
-  tensors.matrix(layer + "mlp.down_proj.weight", D, I);
+  if (has_experts(c, number)) {
+    add_experts(tensors, layer + "mlp.", c);
+  } else {
+    add_mlp(tensors, layer + "mlp.", c["intermediate_size"], D);
+  }
   if (!attends) return;
   const std::string a = layer + "self_attn.";
   tensors.matrix(a + "q_proj.weight", heads * dim * (olmo ? 1 : 2), D);
@@ -79,7 +111,7 @@ inline void add_layer_parts(RandomTensors& tensors, const std::string& layer, co
 inline void add_delta(RandomTensors& tensors, const std::string& a, const nlohmann::json& c) {
   const std::int64_t D = c["hidden_size"], H = c["linear_num_key_heads"], HV = c["linear_num_value_heads"];
   const std::int64_t K = c["linear_key_head_dim"], V = c["linear_value_head_dim"], W = c["linear_conv_kernel_dim"];
-  const bool olmo = c["model_type"] == "olmo_hybrid";
+  const bool olmo = c["model_type"] == "olmo_hybrid", packed = c["model_type"] == "qwen3_next";
   if (olmo) {
     for (const char* name : {"q", "k", "v"}) {
       const std::int64_t rows = *name == 'v' ? HV * V : H * K;
@@ -87,12 +119,17 @@ inline void add_delta(RandomTensors& tensors, const std::string& a, const nlohma
       tensors.add(a + name + "_conv1d.weight", {rows, 1, W}, 0.6);
     }
   } else {
-    tensors.matrix(a + "in_proj_qkv.weight", 2 * H * K + HV * V, D);
+    if (!packed) tensors.matrix(a + "in_proj_qkv.weight", 2 * H * K + HV * V, D);
     tensors.add(a + "conv1d.weight", {2 * H * K + HV * V, 1, W}, 0.6);
   }
-  tensors.matrix(a + (olmo ? "b_proj.weight" : "in_proj_b.weight"), HV, D);
-  tensors.matrix(a + (olmo ? "a_proj.weight" : "in_proj_a.weight"), HV, D);
-  tensors.matrix(a + (olmo ? "g_proj.weight" : "in_proj_z.weight"), HV * V, D);
+  if (packed) {
+    tensors.matrix(a + "in_proj_qkvz.weight", 2 * H * K + 2 * HV * V, D);
+    tensors.matrix(a + "in_proj_ba.weight", 2 * HV, D);
+  } else {
+    tensors.matrix(a + (olmo ? "b_proj.weight" : "in_proj_b.weight"), HV, D);
+    tensors.matrix(a + (olmo ? "a_proj.weight" : "in_proj_a.weight"), HV, D);
+    tensors.matrix(a + (olmo ? "g_proj.weight" : "in_proj_z.weight"), HV * V, D);
+  }
   tensors.matrix(a + (olmo ? "o_proj.weight" : "out_proj.weight"), D, HV * V);
   tensors.add(a + (olmo ? "o_norm.weight" : "norm.weight"), {V}, 0.3, 1.0);
   tensors.add(a + "A_log", {HV}, 1.0);
@@ -138,6 +175,32 @@ inline nlohmann::json random_family_config(bool olmo, std::uint64_t seed) {
   return c;
 }
 
+// Returns the configuration of a model with experts in some layers or none: of qwen3_next or qwen3_5_moe_text.
+inline nlohmann::json random_expert_config(bool next, std::uint64_t seed) {
+  auto c = random_family_config(false, seed);
+  Random random(seed + 1000);
+  const auto from = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random.below(static_cast<std::uint32_t>(high - low + 1)));
+  };
+  const std::int64_t count = from(1, 9);
+  c.update({{"model_type", next ? "qwen3_next" : "qwen3_5_moe_text"},
+            {"num_experts", next && seed % 5 == 0 ? 0 : count},
+            {"num_experts_per_tok", from(1, count)},
+            // Larger heads than without experts: transformers' own error in float32 reaches 2.3e-5 with smaller ones.
+            {"linear_key_head_dim", from(8, 20)},
+            {"linear_value_head_dim", from(16, 24)},
+            {"moe_intermediate_size", from(4, 24)},
+            {"shared_expert_intermediate_size", from(4, 24)}});
+  if (!next) {
+    c.erase("intermediate_size");
+    return c;
+  }
+  c["norm_topk_prob"] = from(0, 1) == 1;
+  c["decoder_sparse_step"] = from(1, 2);
+  c["mlp_only_layers"] = std::vector<std::int64_t>{from(0, c["num_hidden_layers"].get<std::int64_t>() - 1)};
+  return c;
+}
+
 // Returns the tensors of a configuration under a prefix of the family.
 inline RandomTensors random_family_tensors(const nlohmann::json& c, const std::string& prefix, std::uint64_t seed) {
   RandomTensors tensors{.random = Random(seed)};
@@ -152,7 +215,7 @@ inline RandomTensors random_family_tensors(const nlohmann::json& c, const std::s
     tensors.add(layer + (olmo && attends ? "post_feedforward_layernorm.weight" : "input_layernorm.weight"), {D}, 0.3,
                 olmo ? 1.0 : 0.0);
     tensors.add(layer + "post_attention_layernorm.weight", {D}, 0.3, olmo ? 1.0 : 0.0);
-    add_layer_parts(tensors, layer, c, attends);
+    add_layer_parts(tensors, layer, c, static_cast<std::int64_t>(i), attends);
     if (!attends) add_delta(tensors, layer + "linear_attn.", c);
   }
   return tensors;
@@ -162,7 +225,11 @@ inline RandomTensors random_family_tensors(const nlohmann::json& c, const std::s
 inline void write_family_folder(const std::filesystem::path& folder, const nlohmann::json& config,
                                 const RandomTensors& tensors, bool nested, bool narrow) {
   nlohmann::json all = config;
-  if (nested) all = {{"model_type", "qwen3_5"}, {"text_config", config}, {"vision_config", {{"depth", 2}}}};
+  const bool experts = config["model_type"] == "qwen3_5_moe_text";
+  if (nested)
+    all = {{"model_type", experts ? "qwen3_5_moe" : "qwen3_5"},
+           {"text_config", config},
+           {"vision_config", {{"depth", 2}}}};
   io::write_file_atomically(folder / "config.json", all.dump(1));
   tensors.write(folder / "model.safetensors", narrow);
 }

@@ -3,8 +3,6 @@
 namespace efla::nn {
 namespace {
 
-constexpr std::string_view kExperts = "mixtures of experts";
-
 // Qwen3.5, also Qwen3.6 and Qwen3.8: Gated DeltaNet and gated attention with rope of a part of each head.
 Family qwen3_5() {
   Family f;
@@ -21,6 +19,28 @@ Family qwen3_5() {
   f.zero_centred_norms = true;
   f.gated_attention = true;
   f.partial_rotary_factor = 0.25;
+  return f;
+}
+
+// Qwen3.5 with mixtures of experts, such as 35B-A3B.
+Family qwen3_5_moe() {
+  Family f = qwen3_5();
+  f.model_type = "qwen3_5_moe";
+  f.text_type = "qwen3_5_moe_text";
+  f.has_experts = true;
+  return f;
+}
+
+// Qwen3-Next: Qwen3.5's layers with projections that are packed by key head.
+Family qwen3_next() {
+  Family f = qwen3_5();
+  f.model_type = "qwen3_next";
+  f.text_type = {};
+  f.prefixes = {"model.", ""};
+  f.skipped = {"mtp.", "model.mtp."};
+  f.projections = {};
+  f.packed = {{"in_proj_qkvz", "qkvz"}, {"in_proj_ba", "ba"}};
+  f.has_experts = true;
   return f;
 }
 
@@ -46,10 +66,9 @@ Family olmo_hybrid() {
   return f;
 }
 
-Family lacking(std::string_view model_type, std::string_view text_type, std::string_view lacks) {
+Family lacking(std::string_view model_type, std::string_view lacks) {
   Family f;
   f.model_type = model_type;
-  f.text_type = text_type;
   f.lacks = lacks;
   return f;
 }
@@ -59,10 +78,11 @@ Family lacking(std::string_view model_type, std::string_view text_type, std::str
 std::span<const Family> families() {
   static const std::vector<Family> all{
       qwen3_5(),
+      qwen3_5_moe(),
+      qwen3_next(),
       olmo_hybrid(),
-      lacking("qwen3_5_moe", "qwen3_5_moe_text", kExperts),
-      lacking("qwen3_next", "", kExperts),
-      lacking("kimi_linear", "", "multi-head latent attention and mixtures of experts"),
+      lacking("kimi_linear",
+              "multi-head latent attention (kv_lora_rank) and experts chosen by sigmoid scores (num_experts)"),
   };
   return all;
 }

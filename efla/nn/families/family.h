@@ -20,6 +20,12 @@ struct ProjectionRows {
   int projections = 1;
 };
 
+// A weight whose rows are grouped by key head: of each head the rows of all its parts, one below the other.
+struct PackedRows {
+  std::string_view name;
+  std::string_view parts;  // of q, k, v, z, b and a
+};
+
 // The names of a layer's norms, without ".weight". No names: the layer has no norm at this place.
 struct NormNames {
   Names before_mixer = {}, after_mixer = {};  // of the input of the mixer or the attention, and of its output
@@ -36,6 +42,7 @@ struct Family {
   Names skipped = {};  // beginnings of the names of tensors that are not part of the text model
   NormNames delta_norms, attention_norms;
   std::vector<ProjectionRows> projections;  // of a delta layer, in the order of MixerPlan::projections
+  std::vector<PackedRows> packed = {};      // instead of projections
   Names convolutions;                       // of a delta layer; all of them form the taps of q, k and v
   std::string_view output_norm, output;     // of a delta layer
 
@@ -44,6 +51,7 @@ struct Family {
   std::optional<double> output_norm_eps = {};  // of a delta layer's output norm; none: rms_norm_eps
   bool gated_attention = false;  // q_proj has per head the rows of the query and of a gate of the head's output
   bool norm_per_head = true;     // of queries and keys; otherwise of all heads together
+  bool has_experts = false;      // layers may have a mixture of experts (experts.h) instead of an MLP
 
   // The configuration.
   bool derives_sizes = false;          // sizes of heads may be absent

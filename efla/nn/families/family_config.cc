@@ -19,7 +19,7 @@ using nlohmann::json;
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kGenerationFile = "generation_config.json";
 constexpr std::int64_t kMostLayers = 1 << 12, kMostWidth = 1 << 16, kMostIds = std::int64_t{1} << 31;
-constexpr std::int64_t kMostInner = 1 << 20, kMostHeads = 1 << 12;
+constexpr std::int64_t kMostInner = 1 << 20, kMostHeads = 1 << 12, kMostExperts = 1 << 16;
 constexpr std::int64_t kUsualInterval = 4;  // layers from one of attention to the next
 
 // Fields of the top level beside text_config, of which a text model needs none.
@@ -30,7 +30,8 @@ constexpr const char* kVisionFields[]{"image_token_id", "video_token_id", "visio
 constexpr const char* kTrainingFields[]{
     "attention_dropout",     "full_attention_interval",      "initializer_range",    "linear_a_log_max",
     "linear_a_log_min",      "linear_dt_init_floor",         "linear_dt_max",        "linear_dt_min",
-    "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_router_logits", "pad_token_id"};
+    "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "output_router_logits", "pad_token_id",
+    "router_aux_loss_coef"};
 
 // Returns a size; where it is absent, `derived` if the family allows that.
 std::int64_t size_of(const Fields& fields, const char* name, std::int64_t largest, const Family& family,
@@ -120,14 +121,53 @@ void read_attention(const Fields& fields, FamilyConfig& config) {
   }
 }
 
+// Reads which layers have experts: of every decoder_sparse_step-th layer those that are not in mlp_only_layers.
+std::vector<bool> read_sparse(const Fields& fields, std::int64_t layers, const ExpertsConfig& experts) {
+  const auto step = fields.find<std::int64_t>("decoder_sparse_step", 1, kMostLayers).value_or(1);
+  std::vector<bool> sparse;
+  for (std::int64_t i = 0; i < layers; ++i) sparse.push_back(experts.count > 0 && (i + 1) % step == 0);
+  std::vector<std::int64_t> dense;
+  fields.read("mlp_only_layers", dense);
+  for (const auto layer : dense) {
+    if (layer < 0 || layer >= layers) fields.refuse("mlp_only_layers", "numbers of layers, from 0");
+    sparse[static_cast<std::size_t>(layer)] = false;
+  }
+  return sparse;
+}
+
+// Reads the sizes of the MLPs and of the experts.
+void read_mlp(const Fields& fields, FamilyConfig& config) {
+  const std::int64_t layers = config.layers();
+  ExpertsConfig& experts = config.experts;
+  if (config.family->has_experts) {
+    experts.count = fields.get<std::int64_t>("num_experts", 0, kMostExperts);
+    const std::int64_t least = experts.count > 0 ? 1 : 0;
+    const auto size = [&](const char* name, std::int64_t most) {
+      return experts.count > 0 ? fields.get<std::int64_t>(name, least, most)
+                               : fields.find<std::int64_t>(name, least, most).value_or(0);
+    };
+    experts.per_token = size("num_experts_per_tok", experts.count > 0 ? experts.count : kMostExperts);
+    experts.width = size("moe_intermediate_size", kMostInner);
+    experts.shared_width = size("shared_expert_intermediate_size", kMostInner);
+    fields.read("norm_topk_prob", experts.normalised);
+    config.sparse = read_sparse(fields, layers, experts);
+  } else {
+    allow_values(fields, "mlp_only_layers", {json::array()});
+    config.sparse.assign(static_cast<std::size_t>(layers), false);
+  }
+  const bool all_sparse = std::ranges::find(config.sparse, false) == config.sparse.end();
+  config.intermediate_size = all_sparse ? fields.find<std::int64_t>("intermediate_size", 0, kMostInner).value_or(0)
+                                        : fields.get<std::int64_t>("intermediate_size", 1, kMostInner);
+}
+
 // Reads the fields of the text model, in config.json or in its text_config.
 void read_text(const Fields& fields, FamilyConfig& config) {
   config.vocab_size = fields.get<std::int64_t>("vocab_size", 1, kMostIds);
   config.hidden_size = fields.get<std::int64_t>("hidden_size", 1, kMostWidth);
-  config.intermediate_size = fields.get<std::int64_t>("intermediate_size", 1, kMostInner);
   config.norm_eps = fields.find<double>("rms_norm_eps").value_or(config.norm_eps);
   if (!(config.norm_eps > 0.0)) fields.refuse("rms_norm_eps", "a positive number");
   config.attends = read_layers(fields);
+  read_mlp(fields, config);
   read_attention(fields, config);
   config.mixer = read_mixer(fields, config);
   fields.check([&] { validate(config.mixer); });
@@ -138,7 +178,6 @@ void read_text(const Fields& fields, FamilyConfig& config) {
   allow_values(fields, "attention_bias", {false});
   allow_values(fields, "attn_output_gate", {config.family->gated_attention});
   allow_values(fields, "mamba_ssm_dtype", {"float32"});
-  allow_values(fields, "mlp_only_layers", {json::array()});
   for (const char* name : kTrainingFields) fields.find(name);
   read_other_fields(fields);
   fields.refuse_others();

@@ -15,10 +15,20 @@
 
 namespace efla::nn {
 
+// Of the layers with a mixture of experts.
+struct ExpertsConfig {
+  std::int64_t count = 0, per_token = 0;     // 0: no layer has experts
+  std::int64_t width = 0, shared_width = 0;  // intermediate sizes of an expert, and of the one of all tokens
+  bool normalised = true;                    // a token's weights are divided by their sum
+};
+
 struct FamilyConfig {
   const Family* family = nullptr;
   std::int64_t vocab_size = 0;  // rows of the embeddings; the tokenizer may have fewer ids
-  std::int64_t hidden_size = 0, intermediate_size = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t intermediate_size = 0;  // of an MLP; 0: all layers have experts
+  ExpertsConfig experts;
+  std::vector<bool> sparse;                                   // per layer: experts instead of an MLP
   std::vector<bool> attends;                                  // per layer: softmax attention instead of the delta rule
   MixerConfig mixer;                                          // of the delta layers
   std::int64_t heads = 0, key_value_heads = 0, head_dim = 0;  // of the attention layers

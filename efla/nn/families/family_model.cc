@@ -1,15 +1,10 @@
 #include "efla/nn/families/family_model.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <utility>
 
-#include "efla/ops/layers/glu.h"
 #include "efla/rule/decay_activation.h"
 
 namespace efla::nn {
@@ -28,28 +23,6 @@ DecayRates decay_rates(Vector dt_bias, const Vector& a_log) {
     rates.bias[h] += std::max(a_log[h] - kLargest, 0.0F);
   }
   return rates;
-}
-
-// Lets the system take the memory of a matrix that is not read again. Pages of a file come back if they are.
-void release(const StoredMatrix& matrix) {
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto first = matrix.narrow ? std::bit_cast<std::uintptr_t>(matrix.narrow.data)
-                                   : std::bit_cast<std::uintptr_t>(matrix.wide.data);
-  const auto bytes = matrix.narrow ? matrix.narrow.size() * std::int64_t{sizeof(bfloat16)}
-                                   : matrix.wide.size() * std::int64_t{sizeof(float)};
-  const auto begin = (first + page - 1) / page * page;
-  const auto end = (first + static_cast<std::uintptr_t>(bytes)) / page * page;
-  if (begin < end) ::madvise(std::bit_cast<void*>(begin), end - begin, MADV_DONTNEED);
-}
-
-// Packs matrices, and releases the ones that are copied to another type.
-PackedWeight packed(std::span<const StoredMatrix> matrices, WeightType type) {
-  PackedWeight weight(matrices, type, true);
-  for (const auto& matrix : matrices) {
-    const bool copied = type == WeightType::int8 || (type == WeightType::bfloat16 && !matrix.narrow);
-    if (copied && !matrix.keep) release(matrix);
-  }
-  return weight;
 }
 
 }  // namespace
@@ -82,8 +55,11 @@ void FamilyModel::add_layer(const LayerTensors& from, WeightType weights) {
   layer.after_mixer = from.after_mixer;
   layer.before_mlp = from.before_mlp;
   layer.after_mlp = from.after_mlp;
-  layer.gate_up = packed(from.gate_up, weights);
-  layer.down = packed(std::span(&from.down, 1), weights);
+  if (from.experts) {
+    layer.experts.emplace(*from.experts, config_.experts, weights);
+  } else {
+    layer.mlp = RowsMlp(from.mlp, weights);
+  }
   layers_.push_back(std::move(layer));
   if (from.attends) {
     const AttentionTensors& own = from.attention;
@@ -106,7 +82,7 @@ void FamilyModel::add_layer(const LayerTensors& from, WeightType weights) {
 
 std::size_t FamilyModel::weight_bytes() const {
   std::size_t total = mixers_.weight_bytes() + attention_.weight_bytes() + head_.bytes() + embeddings_.bytes();
-  for (const auto& layer : layers_) total += layer.gate_up.bytes() + layer.down.bytes();
+  for (const auto& layer : layers_) total += layer.experts ? layer.experts->bytes() : layer.mlp.bytes();
   return total;
 }
 
@@ -138,16 +114,6 @@ TextState FamilyModel::state(std::int64_t slot, std::int64_t tokens) {
           attention_.pages().pages(slot, tokens)};
 }
 
-// Replaces the rows x by the MLP's output.
-void FamilyModel::apply_mlp(const Layer& layer, const View<float, 2>& x, ThreadPool& pool) {
-  const std::int64_t rows = x.extent[0], inner = config_.intermediate_size;
-  const View<float, 2> both = inner_.rows(rows, 2 * inner), product = product_.rows(rows, inner);
-  layer.gate_up.apply(x, both, pool);
-  glu_forward<float>({columns_of(both, {0, inner}), columns_of(both, {inner, inner}), product},
-                     {.context = {.pool = &pool}});
-  layer.down.apply(product, x, pool);
-}
-
 void FamilyModel::advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs,
                           const View<float, 2>& hidden, ThreadPool& pool, std::vector<Draft>* drafts) {
   const std::int64_t rows = std::ssize(ids);
@@ -167,7 +133,7 @@ void FamilyModel::advance(std::span<const std::int32_t> ids, std::span<const Tex
     norm_or_copy(part, layer.after_mixer);
     add_rows(x, part);
     norm_or_copy(x, layer.before_mlp);
-    apply_mlp(layer, part, pool);
+    layer.experts ? layer.experts->apply(part, rows_, pool) : layer.mlp.apply(part, part, rows_, pool);
     norm_or_copy(part, layer.after_mlp);
     add_rows(x, part);
   }

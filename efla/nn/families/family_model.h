@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "efla/nn/families/attention_layers.h"
+#include "efla/nn/families/experts.h"
 #include "efla/nn/families/family_config.h"
 #include "efla/nn/families/family_tensors.h"
 #include "efla/nn/inference/delta_mixers.h"
@@ -64,11 +65,11 @@ class FamilyModel {
     bool attends = false;
     std::int64_t index = 0;                                   // among the layers of the same kind
     Vector before_mixer, after_mixer, before_mlp, after_mlp;  // norms; empty: none
-    PackedWeight gate_up, down;
+    RowsMlp mlp;                                              // of a layer without experts
+    std::optional<Experts> experts;
   };
 
   void add_layer(const LayerTensors& from, WeightType weights);
-  void apply_mlp(const Layer& layer, const View<float, 2>& x, ThreadPool& pool);
 
   FamilyConfig config_;
   DeltaMixers mixers_;
@@ -81,7 +82,8 @@ class FamilyModel {
   std::int64_t parameters_ = 0, skipped_ = 0;
 
   std::optional<StatePool> states_;
-  RowBuffer x_, normed_, inner_, product_;
+  RowBuffer x_, normed_;
+  MlpRows rows_;
 };
 
 }  // namespace efla::nn

@@ -1,6 +1,9 @@
 #include "efla/nn/families/family_tensors.h"
 
+#include <map>
+#include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "efla/io/file.h"
@@ -11,6 +14,24 @@ namespace efla::nn {
 namespace {
 
 constexpr const char* kEmbeddings = "embed_tokens.weight";
+
+// Returns a copy of rows first to first + rows − 1 of each `period` rows of a matrix.
+template <class T>
+StoredMatrix gathered(const View<const T, 2>& from, std::int64_t first, std::int64_t rows, std::int64_t period) {
+  const std::int64_t columns = from.extent[1];
+  const auto copy = std::make_shared<std::vector<T>>();
+  for (std::int64_t head = first; head < from.extent[0]; head += period) {
+    copy->insert(copy->end(), from.at(head), from.at(head) + rows * columns);
+  }
+  const auto view = View<const T, 2>::contiguous(copy->data(), {std::ssize(*copy) / columns, columns});
+  StoredMatrix matrix{.owner = copy};
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    matrix.narrow = view;
+  } else {
+    matrix.wide = view;
+  }
+  return matrix;
+}
 
 }  // namespace
 
@@ -46,7 +67,7 @@ StoredMatrix FamilyTensors::head() { return files_.head(config_.vocab_size, conf
 LayerTensors FamilyTensors::layer(std::int64_t index, const MixerPlan& plan) {
   const Family& family = *config_.family;
   const std::string prefix = "layers." + std::to_string(index) + ".";
-  const std::int64_t width = config_.hidden_size, inner = config_.intermediate_size;
+  const std::int64_t width = config_.hidden_size;
   LayerTensors layer;
   layer.attends = config_.attends[static_cast<std::size_t>(index)];
   const NormNames& norms = layer.attends ? family.attention_norms : family.delta_norms;
@@ -59,16 +80,73 @@ LayerTensors FamilyTensors::layer(std::int64_t index, const MixerPlan& plan) {
   } else {
     layer.mixer = mixer(prefix + "linear_attn.", plan);
   }
-  layer.gate_up = {files_.matrix(prefix + "mlp.gate_proj.weight", inner, width),
-                   files_.matrix(prefix + "mlp.up_proj.weight", inner, width)};
-  layer.down = files_.matrix(prefix + "mlp.down_proj.weight", width, inner);
+  if (config_.sparse[static_cast<std::size_t>(index)]) {
+    layer.experts = experts(prefix + "mlp.");
+  } else {
+    layer.mlp = mlp(prefix + "mlp.", config_.intermediate_size);
+  }
   return layer;
+}
+
+MlpTensors FamilyTensors::mlp(const std::string& prefix, std::int64_t inner) {
+  const std::int64_t width = config_.hidden_size;
+  return {{files_.matrix(prefix + "gate_proj.weight", inner, width),
+           files_.matrix(prefix + "up_proj.weight", inner, width)},
+          files_.matrix(prefix + "down_proj.weight", width, inner)};
+}
+
+// The experts' matrices are tensors of their own, or all of a layer form two tensors.
+ExpertTensors FamilyTensors::experts(const std::string& prefix) {
+  const ExpertsConfig& config = config_.experts;
+  const std::int64_t width = config_.hidden_size;
+  ExpertTensors tensors;
+  tensors.router = files_.matrix(prefix + "gate.weight", config.count, width);
+  tensors.shared_gate = files_.matrix(prefix + "shared_expert_gate.weight", 1, width);
+  tensors.router.keep = tensors.shared_gate.keep = true;
+  tensors.shared = mlp(prefix + "shared_expert.", config.shared_width);
+  const std::string own = prefix + "experts.";
+  for (const std::string after : {"", ".weight"}) {
+    if (!files_.has(own + "gate_up_proj" + after)) continue;
+    const auto gate_up = files_.matrices(own + "gate_up_proj" + after, config.count, 2 * config.width, width);
+    const auto down = files_.matrices(own + "down_proj" + after, config.count, width, config.width);
+    for (std::size_t e = 0; e < gate_up.size(); ++e) tensors.experts.push_back({{gate_up[e]}, down[e]});
+    return tensors;
+  }
+  for (std::int64_t e = 0; e < config.count; ++e) {
+    tensors.experts.push_back(mlp(own + std::to_string(e) + ".", config.width));
+  }
+  return tensors;
+}
+
+// Copies the rows of the family's packed weights into a matrix per projection, in the order of MixerPlan::projections.
+std::vector<StoredMatrix> FamilyTensors::unpacked(const std::string& prefix, const MixerPlan& plan) {
+  const std::int64_t heads = plan.config.heads, group = plan.config.value_heads / heads;
+  const std::int64_t keys = plan.config.key_dim, values = group * plan.config.value_dim;
+  const std::map<char, std::int64_t> rows_of_part{{'q', keys},   {'k', keys},  {'v', values},
+                                                  {'z', values}, {'b', group}, {'a', group}};
+  std::map<char, StoredMatrix> parts;
+  for (const auto& [name, letters] : config_.family->packed) {
+    std::int64_t per_head = 0, first = 0;
+    for (const char letter : letters) per_head += rows_of_part.at(letter);
+    const auto all = files_.matrix(prefix + std::string(name) + ".weight", heads * per_head, config_.hidden_size);
+    for (const char letter : letters) {
+      const std::int64_t rows = rows_of_part.at(letter);
+      parts[letter] =
+          all.narrow ? gathered(all.narrow, first, rows, per_head) : gathered(all.wide, first, rows, per_head);
+      first += rows;
+    }
+  }
+  parts['b'].keep = parts['a'].keep = true;
+  std::vector<StoredMatrix> in;
+  for (const char letter : std::string_view("qkvbaz")) in.push_back(std::move(parts.at(letter)));
+  return in;
 }
 
 MixerTensors FamilyTensors::mixer(const std::string& prefix, const MixerPlan& plan) {
   const Family& family = *config_.family;
   const std::int64_t width = config_.hidden_size, heads = plan.config.value_heads;
   MixerTensors mixer;
+  if (!family.packed.empty()) mixer.in = unpacked(prefix, plan);
   auto next = plan.projections.begin();
   for (const auto& [name, count] : family.projections) {
     std::int64_t rows = 0;

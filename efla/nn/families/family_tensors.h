@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,13 +30,27 @@ struct AttentionTensors {
   Vector q_norm, k_norm;
 };
 
+// Of an MLP: `gate_up` has the matrices of gate and up, one below the other or apart.
+struct MlpTensors {
+  std::vector<StoredMatrix> gate_up;
+  StoredMatrix down;
+};
+
+// Of a mixture of experts.
+struct ExpertTensors {
+  StoredMatrix router;       // [E, D]
+  StoredMatrix shared_gate;  // [1, D]
+  MlpTensors shared;
+  std::vector<MlpTensors> experts;
+};
+
 struct LayerTensors {
   bool attends = false;
   Vector before_mixer, after_mixer, before_mlp, after_mlp;  // norms; empty: none
   MixerTensors mixer;                                       // of a layer that does not attend
   AttentionTensors attention;                               // of one that attends
-  std::vector<StoredMatrix> gate_up;
-  StoredMatrix down;
+  MlpTensors mlp;                                           // of a layer without experts
+  std::optional<ExpertTensors> experts = {};
 };
 
 // Functions throw IoError as FamilyWeights does. All norms multiply by their weights: 1 is added to those that the
@@ -63,7 +78,10 @@ class FamilyTensors {
  private:
   Vector norm(const std::string& prefix, const Names& names, std::int64_t size);
   MixerTensors mixer(const std::string& prefix, const MixerPlan& plan);
+  std::vector<StoredMatrix> unpacked(const std::string& prefix, const MixerPlan& plan);
   AttentionTensors attention(const std::string& prefix);
+  MlpTensors mlp(const std::string& prefix, std::int64_t inner);
+  ExpertTensors experts(const std::string& prefix);
 
   FamilyConfig config_;
   FamilyWeights files_;

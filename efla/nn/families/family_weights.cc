@@ -48,17 +48,19 @@ Vector values_of(const io::NamedTensor& tensor) {
   return tensor.type == TensorType::F16 ? widened<float16>(tensor) : elements_of<float>(tensor);
 }
 
-// Returns a view of a matrix in memory that is kept by `owner`, or by a copy if the elements are not aligned.
+// Returns a view of a tensor's rows of `columns` elements in memory that is kept by `owner`, or by a copy if the
+// elements are not aligned.
 template <class T>
-std::pair<View<const T, 2>, std::shared_ptr<const void>> matrix_of(const io::NamedTensor& tensor,
-                                                                   std::shared_ptr<const void> owner) {
+std::pair<View<const T, 2>, std::shared_ptr<const void>> rows_of(const io::NamedTensor& tensor, std::int64_t columns,
+                                                                 std::shared_ptr<const void> owner) {
   const auto* data = reinterpret_cast<const T*>(tensor.bytes.data());
   if (std::bit_cast<std::uintptr_t>(data) % alignof(T) != 0) {
     auto copy = std::make_shared<std::vector<T>>(elements_of<T>(tensor));
     data = copy->data();
     owner = std::move(copy);
   }
-  return {View<const T, 2>::contiguous(data, {tensor.shape[0], tensor.shape[1]}), std::move(owner)};
+  const auto count = static_cast<std::int64_t>(tensor.bytes.size() / sizeof(T));
+  return {View<const T, 2>::contiguous(data, {count / columns, columns}), std::move(owner)};
 }
 
 }  // namespace
@@ -106,25 +108,35 @@ SourceTensor FamilyWeights::find(const std::string& full_name, bool blocks) {
   return source_->read(full_name, blocks);
 }
 
-StoredMatrix FamilyWeights::stored(const std::string& full_name, std::int64_t rows, std::int64_t columns) {
-  const auto [tensor, blocks, owner] = find(full_name, true);
-  check_tensor(*source_, tensor, {rows, columns});
+// Returns a tensor of this shape as one matrix, whose rows are along the last dimension.
+StoredMatrix FamilyWeights::stored(const std::string& full_name, const std::vector<std::int64_t>& shape) {
+  const auto [tensor, blocks, owner] = find(full_name, shape.size() == 2);
+  check_tensor(*source_, tensor, shape);
+  const std::int64_t columns = shape.back();
   StoredMatrix matrix;
   if (blocks) return {.blocks = blocks, .owner = owner};
   if (tensor.type == TensorType::BF16) {
-    std::tie(matrix.narrow, matrix.owner) = matrix_of<bfloat16>(tensor, owner);
+    std::tie(matrix.narrow, matrix.owner) = rows_of<bfloat16>(tensor, columns, owner);
   } else if (tensor.type == TensorType::F32) {
-    std::tie(matrix.wide, matrix.owner) = matrix_of<float>(tensor, owner);
+    std::tie(matrix.wide, matrix.owner) = rows_of<float>(tensor, columns, owner);
   } else {
     auto wide = std::make_shared<Vector>(values_of(tensor));
-    matrix.wide = View<const float, 2>::contiguous(wide->data(), {rows, columns});
+    matrix.wide = View<const float, 2>::contiguous(wide->data(), {std::ssize(*wide) / columns, columns});
     matrix.owner = std::move(wide);
   }
   return matrix;
 }
 
 StoredMatrix FamilyWeights::matrix(const std::string& name, std::int64_t rows, std::int64_t columns) {
-  return stored(full(name), rows, columns);
+  return stored(full(name), {rows, columns});
+}
+
+std::vector<StoredMatrix> FamilyWeights::matrices(const std::string& name, std::int64_t count, std::int64_t rows,
+                                                  std::int64_t columns) {
+  const StoredMatrix all = stored(full(name), {count, rows, columns});
+  std::vector<StoredMatrix> matrices;
+  for (std::int64_t i = 0; i < count; ++i) matrices.push_back(rows_of(all, i * rows, rows));
+  return matrices;
 }
 
 std::string FamilyWeights::head_name() const {
@@ -134,7 +146,9 @@ std::string FamilyWeights::head_name() const {
   return beside ? "language_model." + name : name;
 }
 
-StoredMatrix FamilyWeights::head(std::int64_t rows, std::int64_t columns) { return stored(head_name(), rows, columns); }
+StoredMatrix FamilyWeights::head(std::int64_t rows, std::int64_t columns) {
+  return stored(head_name(), {rows, columns});
+}
 
 Vector FamilyWeights::vector(const std::string& name, const std::vector<std::int64_t>& shape) {
   const auto [tensor, blocks, owner] = find(full(name), false);

@@ -41,6 +41,9 @@ class FamilyWeights {
   // Returns a matrix, which shares the memory of its file unless its type is F16 or its address is not a multiple of
   // its elements' size.
   StoredMatrix matrix(const std::string& name, std::int64_t rows, std::int64_t columns);
+  // Returns the matrices of a tensor [count, rows, columns] in the same way.
+  std::vector<StoredMatrix> matrices(const std::string& name, std::int64_t count, std::int64_t rows,
+                                     std::int64_t columns);
   // Returns the matrix lm_head.weight in the same way. The prefix of the text model's tensors is not a part of its
   // name.
   StoredMatrix head(std::int64_t rows, std::int64_t columns);
@@ -62,7 +65,7 @@ class FamilyWeights {
   bool find_form() const;
   std::string full(std::string_view name) const { return std::string(prefix_).append(name); }
   SourceTensor find(const std::string& full_name, bool blocks);
-  StoredMatrix stored(const std::string& full_name, std::int64_t rows, std::int64_t columns);
+  StoredMatrix stored(const std::string& full_name, const std::vector<std::int64_t>& shape);
 
   std::shared_ptr<const TensorSource> source_;
   const Family& family_;

@@ -30,6 +30,20 @@ AttentionShape attention_shape(const FamilyConfig& config) {
           .value_dim = config.head_dim};
 }
 
+// Returns the configuration of a model that a GPU computes. Throws Error for another one.
+FamilyConfig gpu_config(const std::filesystem::path& folder) {
+  constexpr std::int64_t kMostHeadDim = 256;  // of the kernel attention_step
+  FamilyConfig config = load_family_config(folder);
+  if (config.experts.count > 0)
+    throw Error("model", "device", "a GPU", "the CPU, for a model with num_experts above 0");
+  if (config.attention_layers() > 0 && config.head_dim > kMostHeadDim) {
+    throw Error(
+        "model", "device", "a GPU",
+        "the CPU, because head_dim is " + std::to_string(config.head_dim) + ", above " + std::to_string(kMostHeadDim));
+  }
+  return config;
+}
+
 // Returns a matrix in the process's memory as a tensor that shares the memory.
 Tensor tensor_of(const StoredMatrix& matrix) {
   const auto share = [](const auto& view, torch::ScalarType type) {
@@ -55,7 +69,7 @@ torch::ScalarType page_type(std::optional<KeyValueType> kv_cache_type, torch::Sc
 
 GpuFamilyModel::GpuFamilyModel(const std::filesystem::path& folder, WeightType weights, std::int64_t drawable,
                                torch::Device device, std::optional<KeyValueType> kv_cache_type)
-    : config_(load_family_config(folder)),
+    : config_(gpu_config(folder)),
       plan_(config_.mixer),
       tensors_(folder, config_),
       device_(device),
@@ -112,8 +126,8 @@ GpuFamilyModel::Layer GpuFamilyModel::packed_layer(const LayerTensors& from) con
   layer.after_mixer = on_device(from.after_mixer);
   layer.before_mlp = on_device(from.before_mlp);
   layer.after_mlp = on_device(from.after_mlp);
-  layer.gate_up = packed(from.gate_up);
-  layer.down = packed(std::span(&from.down, 1));
+  layer.gate_up = packed(from.mlp.gate_up);
+  layer.down = packed(std::span(&from.mlp.down, 1));
   layer.out = packed(std::span(from.attends ? &from.attention.out : &from.mixer.out, 1));
   if (from.attends) {
     layer.in = packed(from.attention.in);

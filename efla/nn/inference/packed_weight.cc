@@ -51,6 +51,16 @@ std::string_view name_of(WeightType type) {
   return "";
 }
 
+StoredMatrix rows_of(const StoredMatrix& matrix, std::int64_t first, std::int64_t count) {
+  StoredMatrix rows = matrix;
+  const auto cut = [&](auto& view) {
+    view.data = view.at(first);
+    view.extent[0] = count;
+  };
+  matrix.narrow ? cut(rows.narrow) : cut(rows.wide);
+  return rows;
+}
+
 PackedWeight::PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type) {
   std::vector<StoredMatrix> matrices;
   for (const auto& part : parts) {

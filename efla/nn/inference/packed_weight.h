@@ -35,6 +35,9 @@ struct StoredMatrix {
   bool keep = false;  // its type in every PackedWeight, because few numbers decide much
 };
 
+// Returns some neighbouring rows of a matrix, in the same memory.
+StoredMatrix rows_of(const StoredMatrix& matrix, std::int64_t first, std::int64_t count);
+
 // One or more weights [n, D], whose outputs lie side by side.
 class PackedWeight {
  public:
