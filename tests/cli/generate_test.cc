@@ -344,7 +344,8 @@ TEST_F(GenerateCommand, ContinuesTextsWithModelsOfFamilies) {
     config["vocab_size"] = 260;
     config["layer_types"] = {"linear_attention", "full_attention", "linear_attention"};
     config["num_hidden_layers"] = 3;
-    nn::write_family_folder(other.path(), config, nn::random_family_tensors(config, "model.", 4), false, true);
+    const auto tensors = nn::random_family_tensors(config, "model.", 4);
+    nn::write_family_folder(other.path(), config, tensors, false, true);
     const Arguments command{"generate", other.path().string(), "--tokenizer", "bytes", "--prompt", "ab"};
     const auto generate = [&](const Arguments& more) {
       Arguments all = command;
@@ -364,7 +365,7 @@ TEST_F(GenerateCommand, ContinuesTextsWithModelsOfFamilies) {
     EXPECT_EQ(generate({"--max-tokens", "9", "--weights", "int8"}).exit_code, 0);
 
     config["num_experts"] = 4;
-    nn::write_family_folder(other.path(), config, nn::random_family_tensors(config, "model.", 4), false, true);
+    nn::write_family_folder(other.path(), config, tensors, false, true);
     const auto refused = generate({});
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_NE(refused.err.find("num_experts"), std::string::npos) << refused.err;
