@@ -1,6 +1,8 @@
 // A model of a family in float64, token by token and without the kernels.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,14 +22,29 @@ namespace efla::nn {
 
 using Numbers = std::vector<double>;
 
+// Returns the largest difference of logits from the expected ones, relative to the largest of these; NaN if any is NaN.
+template <class T>
+double worst_difference(const std::vector<T>& got, const Numbers& expected) {
+  double worst = 0.0, largest = 0.0;
+  EXPECT_EQ(got.size(), expected.size());
+  for (std::size_t i = 0; i < std::min(got.size(), expected.size()); ++i) {
+    const double difference = std::abs(double(got[i]) - expected[i]);
+    if (difference > worst || std::isnan(difference)) worst = difference;
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  return worst / largest;
+}
+
+// The type to which the results of operations are rounded, as by transformers in this type.
+enum class Rounding { none, float32, bfloat16 };
+
 class FamilyReference {
  public:
-  // rounds: the results of operations are rounded to bfloat16, as by transformers in this type.
-  explicit FamilyReference(const std::filesystem::path& folder, bool rounds = false)
+  explicit FamilyReference(const std::filesystem::path& folder, Rounding rounding = Rounding::none)
       : config_(load_family_config(folder)),
         files_(folder),
         olmo_(config_.family->model_type == "olmo_hybrid"),
-        rounds_(rounds) {
+        rounding_(rounding) {
     for (const auto prefix : {"model.language_model.", "model.", "language_model.model.", "language_model."}) {
       if (prefix_.empty() && files_.file_with(std::string(prefix) + "embed_tokens.weight")) prefix_ = prefix;
     }
@@ -70,7 +87,9 @@ class FamilyReference {
 
  private:
   double rounded(double x) const {
-    return rounds_ ? static_cast<double>(to_float(to_bfloat16(static_cast<float>(x)))) : x;
+    if (rounding_ == Rounding::none) return x;
+    const auto narrow = static_cast<float>(x);
+    return static_cast<double>(rounding_ == Rounding::float32 ? narrow : to_float(to_bfloat16(narrow)));
   }
   Numbers rounded(Numbers x) const {
     for (auto& number : x) number = rounded(number);
@@ -306,7 +325,8 @@ class FamilyReference {
 
   FamilyConfig config_;
   io::SafetensorsFolder files_;
-  bool olmo_, rounds_;
+  bool olmo_;
+  Rounding rounding_;
   std::string prefix_;
 };
 

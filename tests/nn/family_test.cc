@@ -101,6 +101,9 @@ Ids part_of(const Ids& ids, std::int64_t begin, std::int64_t end) { return {ids.
 void append(std::vector<float>& to, const std::vector<float>& more) { to.insert(to.end(), more.begin(), more.end()); }
 
 constexpr double kTolerance = 2e-5;  // of the largest logit
+// What a model that amplifies rounding may differ by, in units of the error that the reference has where it rounds the
+// results of its operations to float32. Sums in float32 round more often.
+constexpr double kAmplified = 4.0;
 // transformers computes the goldens in float32, further from the reference in float64 than this library.
 constexpr double kGoldenTolerance = 4e-5;
 
@@ -109,21 +112,21 @@ std::int32_t likeliest(const std::vector<float>& logits, std::int64_t vocab) {
   return static_cast<std::int32_t>(std::max_element(logits.end() - vocab, logits.end()) - (logits.end() - vocab));
 }
 
-// Returns the largest difference relative to the largest expected number; NaN if one of the numbers is NaN.
-template <class T>
-double worst_difference(const std::vector<T>& got, const std::vector<double>& expected) {
-  double worst = 0.0, largest = 0.0;
-  EXPECT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double difference = std::abs(double(got[i]) - expected[i]);
-    if (difference > worst || std::isnan(difference)) worst = difference;
-    largest = std::max(largest, std::abs(expected[i]));
+// Compares the logits of a text with the reference's in float64.
+void expect_close(const std::vector<float>& got, const Numbers& expected, const Ids& ids, const fs::path& folder) {
+  double allowed = kTolerance;
+  const double difference = worst_difference(got, expected);
+  if (!(difference < allowed)) {
+    const FamilyReference in_float32(folder, Rounding::float32);
+    allowed = std::max(allowed, kAmplified * worst_difference(in_float32.logits(ids), expected));
   }
-  return worst / largest;
+  EXPECT_LT(difference, allowed);
 }
 
-// Checks the logits of three texts as a whole, in pieces, token by token and in a batch of three lengths.
-void check_logits(FamilyModel& model, const FamilyReference& reference, const std::array<Ids, 3>& all) {
+// Checks the logits of three texts as a whole, in pieces, token by token and in a batch of three lengths, of a model
+// and of the reference in its folder.
+void check_logits(FamilyModel& model, const fs::path& folder, const std::array<Ids, 3>& all) {
+  const FamilyReference reference(folder);
   const std::int64_t vocab = model.config().vocab_size;
   std::array<std::vector<float>, 3> whole;
   for (std::size_t text = 0; text < 3; ++text) {
@@ -131,7 +134,7 @@ void check_logits(FamilyModel& model, const FamilyReference& reference, const st
     const Ids& ids = all[text];
     const auto expected = reference.logits(ids);
     whole[text] = Texts(model, 1).advance({{0, ids}});
-    EXPECT_LT(worst_difference(whole[text], expected), kTolerance);
+    expect_close(whole[text], expected, ids, folder);
 
     Texts pieces(model, 1, 1);
     std::vector<float> in_pieces, by_token;
@@ -142,7 +145,7 @@ void check_logits(FamilyModel& model, const FamilyReference& reference, const st
 
     Texts tokens(model, 1);
     for (const auto id : ids) append(by_token, tokens.advance({{0, {id}, true}}));
-    EXPECT_LT(worst_difference(by_token, expected), kTolerance);
+    expect_close(by_token, expected, ids, folder);
   }
   const auto together = Texts(model, 3).advance({{0, all[0]}, {1, all[1]}, {2, all[2]}});
   auto at = together.begin();
@@ -214,7 +217,7 @@ TEST_P(FamilyGoldens, LogitsAndTokensOfTransformers) {
     }
     EXPECT_LT(worst_difference(golden.logits(text), some), kGoldenTolerance);
   }
-  check_logits(model, reference, {texts[0], part_of(texts[1], 0, 113), part_of(texts[2], 0, 64)});
+  check_logits(model, folder, {texts[0], part_of(texts[1], 0, 113), part_of(texts[2], 0, 64)});
   check_drafts(model, part_of(texts[0], 0, 67));
   const auto expected = golden.ids("greedy");
   EXPECT_EQ(greedy(model, golden.ids("prompt"), expected.size()), expected);
@@ -231,25 +234,29 @@ Ids random_ids(std::int64_t count, std::int64_t vocab, std::uint64_t seed) {
   return ids;
 }
 
+// Checks a model of random weights, in a folder as `nested` and `narrow` say, against the reference.
+void check_random_model(const nlohmann::json& config, const std::string& prefix, std::uint64_t seed, bool nested,
+                        bool narrow) {
+  SCOPED_TRACE(config.dump());
+  const test::TempFolder folder;
+  write_family_folder(folder.path(), config, random_family_tensors(config, prefix, seed), nested, narrow);
+  FamilyModel model(folder.path(), WeightType::float32);
+  const std::int64_t vocab = config["vocab_size"];
+  check_logits(model, folder.path(),
+               {random_ids(140, vocab, seed), random_ids(1, vocab, seed + 1), random_ids(67, vocab, seed + 2)});
+  check_drafts(model, random_ids(67, vocab, seed + 3));
+  EXPECT_LT(FamilyModel(folder.path(), WeightType::int8).weight_bytes(), model.weight_bytes());
+}
+
 class RandomFamilies : public testing::TestWithParam<int> {};
 
 // Odd numbers of heads, irregular lists of layers, tied heads and not, all prefixes, both element types.
 TEST_P(RandomFamilies, LogitsOfTheReference) {
   const auto seed = static_cast<std::uint64_t>(GetParam());
-  const bool olmo = seed % 3 == 2, nested = !olmo && seed % 2 == 0, narrow = seed % 4 == 1;
-  const auto config = random_family_config(olmo, seed);
-  SCOPED_TRACE(config.dump());
+  const bool olmo = seed % 3 == 2, nested = !olmo && seed % 2 == 0;
   const char* prefixes[]{"model.language_model.", "model.", "language_model.model.", "language_model."};
-  const std::string prefix = olmo ? "model." : prefixes[seed / 3 % 4];
-  const test::TempFolder folder;
-  write_family_folder(folder.path(), config, random_family_tensors(config, prefix, seed), nested, narrow);
-  FamilyModel model(folder.path(), WeightType::float32);
-  const std::int64_t vocab = config["vocab_size"];
-  check_logits(model, FamilyReference(folder.path()),
-               {random_ids(140, vocab, seed), random_ids(1, vocab, seed + 1), random_ids(67, vocab, seed + 2)});
-  check_drafts(model, random_ids(67, vocab, seed + 3));
-  const auto narrow_model = FamilyModel(folder.path(), WeightType::int8).weight_bytes();
-  EXPECT_LT(narrow_model, model.weight_bytes());
+  check_random_model(random_family_config(olmo, seed), olmo ? "model." : prefixes[seed / 3 % 4], seed, nested,
+                     seed % 4 == 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomFamilies, testing::Range(0, 40));
@@ -259,23 +266,12 @@ class RandomExperts : public testing::TestWithParam<int> {};
 // Packed projections and not, experts in all layers, some or none, in tensors of their own and together.
 TEST_P(RandomExperts, LogitsOfTheReference) {
   const auto seed = static_cast<std::uint64_t>(GetParam());
-  const bool next = seed % 2 == 1, nested = !next && seed % 4 == 0, narrow = seed % 3 == 1;
-  const auto config = random_expert_config(next, seed);
-  SCOPED_TRACE(config.dump());
-  const test::TempFolder folder;
-  const std::string prefix = nested ? "model.language_model." : "model.";
-  write_family_folder(folder.path(), config, random_family_tensors(config, prefix, seed), nested, narrow);
-  FamilyModel model(folder.path(), WeightType::float32);
-  const std::int64_t vocab = config["vocab_size"];
-  check_logits(model, FamilyReference(folder.path()),
-               {random_ids(140, vocab, seed), random_ids(1, vocab, seed + 1), random_ids(67, vocab, seed + 2)});
-  check_drafts(model, random_ids(67, vocab, seed + 3));
-  EXPECT_LT(FamilyModel(folder.path(), WeightType::int8).weight_bytes(), model.weight_bytes());
+  const bool next = seed % 2 == 1, nested = !next && seed % 4 == 0;
+  check_random_model(random_expert_config(next, seed), nested ? "model.language_model." : "model.", seed, nested,
+                     seed % 3 == 1);
 }
 
-// Without seed 8: it amplifies rounding, and the error of transformers in float32 reaches 4.4e-5 with its model.
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomExperts, testing::Range(0, 8));
-INSTANTIATE_TEST_SUITE_P(MoreSeeds, RandomExperts, testing::Range(9, 40));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomExperts, testing::Range(0, 40));
 
 }  // namespace
 }  // namespace efla::nn

@@ -93,7 +93,7 @@ class Expected {
   Expected(const fs::path& folder, const WideIds& ids, std::int64_t vocab, bool narrow)
       : exact_(FamilyReference(folder).logits({ids.begin(), ids.end()})), vocab_(vocab) {
     for (const double x : exact_) largest_ = std::max(largest_, std::abs(x));
-    if (narrow) rounded_ = FamilyReference(folder, true).logits({ids.begin(), ids.end()});
+    if (narrow) rounded_ = FamilyReference(folder, Rounding::bfloat16).logits({ids.begin(), ids.end()});
   }
   ~Expected() { check(); }
   Expected(const Expected&) = delete;
