@@ -57,7 +57,8 @@ void add_info(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
   auto model = std::make_shared<std::string>();
 #ifdef EFLA_TORCH
-  command->add_option("MODEL", *model, "Folder of a model, or of a run of efla train lm: describe it instead");
+  command->add_option("MODEL", *model,
+                      "Folder of a model, GGUF file, or folder of a run of efla train lm: describe it instead");
 #endif
   command->add_flag("--json", *json, "Print one JSON object");
   command->callback([json, model] {

@@ -377,7 +377,8 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
 void add_generate(CLI::App& program) {
   auto arguments = std::make_shared<GenerateArguments>();
   auto* command = program.add_subcommand("generate", "Continue texts with a language model");
-  command->add_option("MODEL", arguments->model, "Folder of a model, or of a run of efla train lm")->required();
+  command->add_option("MODEL", arguments->model, "Folder of a model, GGUF file, or folder of a run of efla train lm")
+      ->required();
   command->add_option("--prompt", arguments->prompt, "The text to continue")->type_name("TEXT");
   command
       ->add_option("--prompts", arguments->prompts,

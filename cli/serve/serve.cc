@@ -266,7 +266,8 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
 void add_serve(CLI::App& program) {
   auto arguments = std::make_shared<ServeArguments>();
   auto* command = program.add_subcommand("serve", "Serve a language model over HTTP, with OpenAI's API and a web page");
-  command->add_option("MODEL", arguments->model, "Folder of a model, or of a run of efla train lm")->required();
+  command->add_option("MODEL", arguments->model, "Folder of a model, GGUF file, or folder of a run of efla train lm")
+      ->required();
   add_address_options(*command, *arguments);
   add_model_options(*command, *arguments);
   add_limit_options(*command, *arguments);

@@ -213,7 +213,7 @@ void add_checkpoints(CLI::App& program) {
 
   auto arguments = std::make_shared<Arguments>();
   auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");
-  logits->add_option("MODEL", arguments->model, "Folder of a model, or of a training run")
+  logits->add_option("MODEL", arguments->model, "Folder of a model, GGUF file, or folder of a training run")
       ->required()
       ->type_name("FOLDER");
   logits->add_option("--ids", arguments->ids, "safetensors file with input_ids [B, T] of I64")

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gpu_family_model.h"
+#include "tests/nn/family_reference.h"
 #include "tests/nn/random_family.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/gguf.h"
@@ -23,7 +25,7 @@ using Values = std::vector<float>;
 // groups of heads · size numbers behind the first `skipped` ones.
 Values tiled(const Values& from, std::int64_t skipped, std::int64_t size, std::int64_t keys, std::int64_t heads) {
   Values to = from;
-  for (std::int64_t at = skipped; at < std::ssize(from); at += heads * size) {
+  for (std::int64_t at = skipped; at + heads * size <= std::ssize(from); at += heads * size) {
     for (std::int64_t h = 0; h < heads; ++h) {
       const std::int64_t place = h % (heads / keys) * keys + h / (heads / keys);
       std::copy_n(from.begin() + at + h * size, size, to.begin() + at + place * size);
@@ -38,57 +40,75 @@ struct Name {
   bool norm = false;
 };
 
-// Returns the file of a configuration and tensors in float32, as llama.cpp's converter writes it.
-test::GgufBytes gguf_of(const json& c, const RandomTensors& tensors) {
-  const std::int64_t H = c["linear_num_key_heads"], HV = c["linear_num_value_heads"], V = c["linear_value_head_dim"];
-  const std::int64_t K = c["linear_key_head_dim"], D = c["hidden_size"], dim = c["head_dim"];
-  test::GgufBytes file;
-  file.text("general.architecture", "qwen35");
-  const auto integer = [&](const std::string& name, std::int64_t value) { file.integer("qwen35." + name, value); };
-  integer("block_count", c["num_hidden_layers"]);
-  integer("embedding_length", D);
-  integer("feed_forward_length", c["intermediate_size"]);
-  integer("attention.head_count", c["num_attention_heads"]);
-  integer("attention.head_count_kv", c["num_key_value_heads"]);
-  integer("attention.key_length", dim);
-  integer("attention.value_length", dim);
-  const auto& rope = c["rope_parameters"];
-  integer("rope.dimension_count",
-          static_cast<std::int64_t>(static_cast<double>(dim) * rope.value("partial_rotary_factor", 0.25)));
-  file.real("qwen35.rope.freq_base", rope["rope_theta"].get<float>());
-  file.real("qwen35.attention.layer_norm_rms_epsilon", c["rms_norm_eps"].get<float>());
-  integer("ssm.conv_kernel", c["linear_conv_kernel_dim"]);
-  integer("ssm.state_size", K);
-  integer("ssm.group_count", H);
-  integer("ssm.time_step_rank", HV);
-  integer("ssm.inner_size", HV * V);
-  std::vector<std::int64_t> recurrent;
-  for (const auto& type : c["layer_types"]) recurrent.push_back(type == "linear_attention" ? 1 : 0);
-  file.integers("qwen35.attention.recurrent_layers", recurrent);
-  const auto add = [&](const std::string& name, const std::string& from, const auto& change) {
-    const auto& [shape, values] = tensors.all.at(from);
+Values same(const Values& x) { return x; }
+Values plus_1(Values x) {
+  for (auto& value : x) value += 1.0F;
+  return x;
+}
+
+// Writes a configuration and tensors in float32 as llama.cpp's converter does.
+class GgufOf {
+ public:
+  GgufOf(const json& config, const RandomTensors& tensors) : c_(config), tensors_(tensors) {
+    write_config();
+    add("token_embd.weight", "model.embed_tokens.weight", same);
+    add("output_norm.weight", "model.norm.weight", plus_1);
+    if (!c_["tie_word_embeddings"].get<bool>()) add("output.weight", "lm_head.weight", same);
+    for (std::size_t i = 0; i < c_["layer_types"].size(); ++i) {
+      const std::string to = "blk." + std::to_string(i) + ".", from = "model.layers." + std::to_string(i) + ".";
+      const bool attends = c_["layer_types"][i] == "full_attention";
+      write_projections(to, from, attends);
+      if (!attends) write_mixer(to, from + "linear_attn.");
+    }
+  }
+  test::GgufBytes file() const { return file_; }
+
+ private:
+  void write_config() {
+    file_.text("general.architecture", "qwen35");
+    const auto integer = [&](const std::string& name, std::int64_t value) { file_.integer("qwen35." + name, value); };
+    const std::int64_t dim = c_["head_dim"];
+    integer("block_count", c_["num_hidden_layers"]);
+    integer("embedding_length", c_["hidden_size"]);
+    integer("feed_forward_length", c_["intermediate_size"]);
+    integer("attention.head_count", c_["num_attention_heads"]);
+    integer("attention.head_count_kv", c_["num_key_value_heads"]);
+    integer("attention.key_length", dim);
+    integer("attention.value_length", dim);
+    const auto& rope = c_["rope_parameters"];
+    integer("rope.dimension_count",
+            static_cast<std::int64_t>(static_cast<double>(dim) * rope.value("partial_rotary_factor", 0.25)));
+    file_.real("qwen35.rope.freq_base", rope["rope_theta"].get<float>());
+    file_.real("qwen35.attention.layer_norm_rms_epsilon", c_["rms_norm_eps"].get<float>());
+    integer("ssm.conv_kernel", c_["linear_conv_kernel_dim"]);
+    integer("ssm.state_size", c_["linear_key_head_dim"]);
+    integer("ssm.group_count", c_["linear_num_key_heads"]);
+    integer("ssm.time_step_rank", c_["linear_num_value_heads"]);
+    integer("ssm.inner_size",
+            c_["linear_num_value_heads"].get<std::int64_t>() * c_["linear_value_head_dim"].get<std::int64_t>());
+    std::vector<std::int64_t> recurrent;
+    for (const auto& type : c_["layer_types"]) recurrent.push_back(type == "linear_attention" ? 1 : 0);
+    file_.integers("qwen35.attention.recurrent_layers", recurrent);
+  }
+
+  template <class F>
+  void add(const std::string& name, const std::string& from, const F& change) {
+    const auto& [shape, values] = tensors_.all.at(from);
     const Values changed = change(values);
     std::vector<std::uint64_t> extents(shape.begin(), shape.end());
     if (extents.size() == 3) extents = {extents[0], extents[2]};
     const auto bytes = std::span(reinterpret_cast<const char*>(changed.data()), changed.size() * sizeof(float));
-    file.tensor(name, 0, extents, {bytes.data(), bytes.size()});
-  };
-  const auto same = [](const Values& x) { return x; };
-  const auto plus_1 = [](Values x) {
-    for (auto& value : x) value += 1.0F;
-    return x;
-  };
-  add("token_embd.weight", "model.embed_tokens.weight", same);
-  add("output_norm.weight", "model.norm.weight", plus_1);
-  if (!c["tie_word_embeddings"].get<bool>()) add("output.weight", "lm_head.weight", same);
-  for (std::size_t i = 0; i < c["layer_types"].size(); ++i) {
-    const std::string to = "blk." + std::to_string(i) + ".", from = "model.layers." + std::to_string(i) + ".";
+    file_.tensor(name, 0, extents, {bytes.data(), bytes.size()});
+  }
+
+  // Writes norms, MLP and projections of attention of a layer.
+  void write_projections(const std::string& to, const std::string& from, bool attends) {
     std::vector<Name> names{{"attn_norm", "input_layernorm", true},
                             {"post_attention_norm", "post_attention_layernorm", true},
                             {"ffn_gate", "mlp.gate_proj"},
                             {"ffn_up", "mlp.up_proj"},
                             {"ffn_down", "mlp.down_proj"}};
-    if (c["layer_types"][i] == "full_attention") {
+    if (attends) {
       names.insert(names.end(), {{"attn_q", "self_attn.q_proj"},
                                  {"attn_k", "self_attn.k_proj"},
                                  {"attn_v", "self_attn.v_proj"},
@@ -100,9 +120,12 @@ test::GgufBytes gguf_of(const json& c, const RandomTensors& tensors) {
       norm ? add(to + gguf + ".weight", from + folder + ".weight", plus_1)
            : add(to + gguf + ".weight", from + folder + ".weight", same);
     }
-    if (c["layer_types"][i] == "full_attention") continue;
-    const std::string a = from + "linear_attn.";
-    const std::int64_t keys = 2 * H * K, taps = c["linear_conv_kernel_dim"];
+  }
+
+  void write_mixer(const std::string& to, const std::string& a) {
+    const std::int64_t H = c_["linear_num_key_heads"], HV = c_["linear_num_value_heads"];
+    const std::int64_t K = c_["linear_key_head_dim"], V = c_["linear_value_head_dim"], D = c_["hidden_size"];
+    const std::int64_t keys = 2 * H * K, taps = c_["linear_conv_kernel_dim"];
     const auto heads = [&](std::int64_t skipped, std::int64_t size) {
       return [=](const Values& x) { return tiled(x, skipped, size, H, HV); };
     };
@@ -119,8 +142,11 @@ test::GgufBytes gguf_of(const json& c, const RandomTensors& tensors) {
       return tiled(x, 0, 1, H, HV);
     });
   }
-  return file;
-}
+
+  const json& c_;
+  const RandomTensors& tensors_;
+  test::GgufBytes file_;
+};
 
 Values logits_of(const std::filesystem::path& path) {
   FamilyModel model(path, WeightType::float32);
@@ -145,15 +171,9 @@ TEST(GgufFamily, HasTheLogitsOfTheFolder) {
     const auto config = random_family_config(false, seed);
     const auto tensors = random_family_tensors(config, "model.", seed);
     write_family_folder(folder.path(), config, tensors, false, false);
-    io::write_file_atomically(folder / "m.gguf", gguf_of(config, tensors).bytes());
+    io::write_file_atomically(folder / "m.gguf", GgufOf(config, tensors).file().bytes());
     const Values expected = logits_of(folder.path()), got = logits_of(folder / "m.gguf");
-    ASSERT_EQ(got.size(), expected.size());
-    float largest = 0.0F, difference = 0.0F;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      largest = std::max(largest, std::abs(expected[i]));
-      difference = std::max(difference, std::abs(got[i] - expected[i]));
-    }
-    EXPECT_LE(difference, 1e-5F * largest);
+    EXPECT_LE(worst_difference(got, {expected.begin(), expected.end()}), 1e-5);
   }
 }
 
@@ -168,8 +188,25 @@ TEST(GgufFamily, RefusesOtherFiles) {
   refuse(test::GgufBytes().text("general.architecture", "llama"),
          "general.architecture: got \"llama\", expected qwen35");
   refuse(test::GgufBytes().text("general.architecture", "qwen35"), "has no tensor token_embd.weight");
-  refuse(gguf_of(config, tensors).text("qwen35.rope.scaling.type", "yarn"), "rope.scaling.type: expected none");
-  refuse(gguf_of(config, tensors).tensor("blk.0.other.weight", 0, {1}, "1234"), "has a tensor blk.0.other.weight");
+  refuse(GgufOf(config, tensors).file().text("qwen35.rope.scaling.type", "yarn"), "rope.scaling.type: expected none");
+  refuse(GgufOf(config, tensors).file().tensor("blk.0.other.weight", 0, {1}, "1234"),
+         "has a tensor blk.0.other.weight");
+}
+
+// Rows of ssm_out with fewer bytes than there are value heads.
+TEST(GgufFamily, RefusesATensorThatIsTooSmall) {
+  auto config = random_family_config(false, 1);
+  config.update({{"linear_num_key_heads", 2}, {"linear_num_value_heads", 6}, {"num_hidden_layers", 1}});
+  config["layer_types"] = {"linear_attention"};
+  auto tensors = random_family_tensors(config, "model.", 1);
+  tensors.all["model.layers.0.linear_attn.out_proj.weight"] = {{1, 1}, {0.0F}};
+  const test::TempFolder folder;
+  io::write_file_atomically(folder / "m.gguf", GgufOf(config, tensors).file().bytes());
+  test::expect_bad_content([&] { FamilyModel(folder / "m.gguf", WeightType::float32); }, -1, "has another shape");
+}
+
+TEST(GgufFamily, GpusRefuseIt) {
+  test::expect_error([] { GpuFamilyModel("m.gguf", WeightType::float32, 10, torch::kCPU); }, "device", "GGUF");
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ std::string FamilyWeights::first_of(const std::string& before, const Names& name
 
 SourceTensor FamilyWeights::find(const std::string& full_name, bool blocks) {
   if (!source_->has(full_name)) {
-    io::fail_in(source_->path(), "has no tensor " + full_name + ", which the model of its config.json has");
+    io::fail_in(source_->path(), "has no tensor " + full_name + ", which a model of its configuration has");
   }
   read_.insert(full_name);
   return source_->read(full_name, blocks);
@@ -191,7 +191,7 @@ std::int64_t FamilyWeights::check_all_read() const {
     const auto begins = [&](std::string_view beginning) { return name.starts_with(beginning); };
     if (std::ranges::none_of(family_.skipped, begins)) {
       io::fail_in(source_->path(), "has a tensor " + io::printable(name) +
-                                       ", which the model of its config.json has not (nearest: " +
+                                       ", which a model of its configuration has not (nearest: " +
                                        nearest_name(name, {read_.begin(), read_.end()}) + ")");
     }
     ++skipped;

@@ -4,6 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "efla/base/text.h"
@@ -61,6 +65,10 @@ std::string_view mixer_part(std::string_view name) {
   return at == std::string_view::npos ? "" : name.substr(at + kMixer.size());
 }
 
+std::int64_t count_of(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies());
+}
+
 std::shared_ptr<io::Bytes> widened(const io::GgufType& type, io::ByteView bytes) {
   const auto blocks = bytes.size() / static_cast<std::size_t>(type.bytes);
   auto wide = std::make_shared<io::Bytes>(blocks * static_cast<std::size_t>(type.elements) * sizeof(float));
@@ -92,68 +100,67 @@ std::vector<std::string> GgufTensors::names() const {
 
 // Returns the bytes of a delta mixer's tensor with its value heads in transformers' order. row_bytes: of one row, in
 // which a head's numbers take whole bytes.
-io::Bytes GgufTensors::in_order(const io::GgufTensor& tensor, std::string_view part, io::ByteView bytes,
-                                std::int64_t row_bytes) const {
+std::shared_ptr<io::Bytes> GgufTensors::in_order(const io::GgufTensor& tensor, std::string_view part,
+                                                 io::ByteView bytes, std::int64_t row_bytes) const {
   const bool columns = part == "out_proj.weight";
   const bool one_row = part == "in_proj_b.weight" || part == "in_proj_a.weight" || tensor.shape.size() == 1;
   const bool behind_keys = part == "in_proj_qkv.weight" || part == "conv1d.weight";
   const std::int64_t numbers = columns ? row_bytes / value_heads_ : row_bytes * (one_row ? 1 : value_dim_);
   const std::int64_t first = behind_keys ? key_rows_ * row_bytes : 0, ratio = value_heads_ / key_heads_;
   const std::int64_t size = std::ssize(bytes), all = value_heads_ * numbers;
-  if ((size - first) % all != 0 || size < first) {
+  if (all == 0 || size < first || (size - first) % all != 0) {
     io::fail_in(path(), io::printable(tensor.name) + " has another shape than the model's sizes give");
   }
-  io::Bytes ordered(bytes.begin(), bytes.end());
+  auto ordered = std::make_shared<io::Bytes>(bytes.begin(), bytes.end());
   for (std::int64_t at = first; at < size; at += all) {
     for (std::int64_t h = 0; h < value_heads_; ++h) {
       const std::int64_t from = h % ratio * key_heads_ + h / ratio;
-      std::memcpy(ordered.data() + at + h * numbers, bytes.data() + at + from * numbers,
+      std::memcpy(ordered->data() + at + h * numbers, bytes.data() + at + from * numbers,
                   static_cast<std::size_t>(numbers));
     }
   }
   return ordered;
 }
 
+// Returns A_log in float32 from −exp(A_log).
+std::shared_ptr<io::Bytes> GgufTensors::logarithms_of(const io::GgufTensor& tensor, io::ByteView bytes) const {
+  auto logs = std::make_shared<io::Bytes>(bytes.begin(), bytes.end());
+  for (float& number : std::span(reinterpret_cast<float*>(logs->data()), logs->size() / sizeof(float))) {
+    if (!(number <= 0.0F)) io::fail_in(path(), io::printable(tensor.name) + ": expected numbers of at most 0");
+    number = static_cast<float>(std::log(-static_cast<double>(number)));
+  }
+  return logs;
+}
+
 SourceTensor GgufTensors::read(const std::string& name, bool blocks) const {
   const io::GgufTensor& tensor = find(name);
-  const io::GgufType* type = tensor.type;
-  if (!io::can_dequantise(*type)) {
-    io::fail_in(path(), io::printable(tensor.name) + " is " + std::string(type->name) + ", expected one of " +
+  const io::GgufType& type = *tensor.type;
+  if (!io::can_dequantise(type)) {
+    io::fail_in(path(), io::printable(tensor.name) + " is " + std::string(type.name) + ", expected one of " +
                             io::dequantised_types());
   }
   const auto part = mixer_part(name);
   const bool turned = !part.empty() && part != "norm.weight" && key_heads_ > 0 && value_heads_ > key_heads_;
-  const bool whole = part != "out_proj.weight" || value_dim_ % type->elements == 0;  // a head has whole blocks
-  const auto quant = io::quant_type(*type);
-  const bool plain = type->elements == 1 && part != "A_log";
+  const bool is_plain = type.elements == 1 && part != "A_log";
+  // Columns of out_proj that belong to a head can be moved if they are whole blocks.
+  const bool divides = turned && part == "out_proj.weight" && value_dim_ % type.elements != 0;
+  const auto quant = blocks && !divides && tensor.shape.size() == 2 ? io::quant_type(type) : std::nullopt;
   SourceTensor read{.tensor = {name, io::TensorType::F32, tensor.shape, tensor.bytes}, .owner = file_};
-  std::int64_t row_bytes = tensor.shape.back() / type->elements * type->bytes;
-  if (!plain && !(blocks && quant && (whole || !turned))) {
-    auto wide = widened(*type, tensor.bytes);
-    row_bytes = tensor.shape.back() * std::int64_t{sizeof(float)};
-    read.tensor.bytes = *wide;
-    read.owner = std::move(wide);
-  } else if (plain) {
-    read.tensor.type = *io::type_from_name(type->name);
+  const auto replace = [&](std::shared_ptr<io::Bytes> bytes) {
+    read.tensor.bytes = *bytes;
+    read.owner = std::move(bytes);
+  };
+  if (is_plain) {
+    read.tensor.type = *io::type_from_name(type.name);
+  } else if (!quant) {
+    replace(widened(type, tensor.bytes));
   }
-  const bool has_blocks = !plain && read.owner == file_;
   if (turned) {
-    if (tensor.shape.size() == 1) row_bytes /= tensor.shape.front();
-    auto ordered = std::make_shared<io::Bytes>(in_order(tensor, part, read.tensor.bytes, row_bytes));
-    read.tensor.bytes = *ordered;
-    read.owner = std::move(ordered);
+    const auto rows = tensor.shape.size() == 1 ? tensor.shape.front() : count_of(tensor.shape) / tensor.shape.back();
+    replace(in_order(tensor, part, read.tensor.bytes, std::ssize(read.tensor.bytes) / rows));
   }
-  if (part == "A_log") {
-    auto logs = std::make_shared<io::Bytes>(read.tensor.bytes.begin(), read.tensor.bytes.end());
-    auto* numbers = reinterpret_cast<float*>(logs->data());
-    for (std::size_t i = 0; i < logs->size() / sizeof(float); ++i) {
-      if (!(numbers[i] <= 0.0F)) io::fail_in(path(), io::printable(tensor.name) + ": expected numbers of at most 0");
-      numbers[i] = static_cast<float>(std::log(-static_cast<double>(numbers[i])));
-    }
-    read.tensor.bytes = *logs;
-    read.owner = std::move(logs);
-  }
-  if (has_blocks && tensor.shape.size() == 2) {
+  if (part == "A_log") replace(logarithms_of(tensor, read.tensor.bytes));
+  if (quant) {
     read.blocks = {*quant, reinterpret_cast<const std::byte*>(read.tensor.bytes.data()), tensor.shape[0],
                    tensor.shape[1]};
   }

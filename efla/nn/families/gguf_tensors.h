@@ -31,12 +31,13 @@ class GgufTensors final : public TensorSource {
 
  private:
   const io::GgufTensor& find(const std::string& name) const { return *tensors_.find(name)->second; }
-  io::Bytes in_order(const io::GgufTensor& tensor, std::string_view part, io::ByteView bytes,
-                     std::int64_t row_bytes) const;
+  std::shared_ptr<io::Bytes> in_order(const io::GgufTensor& tensor, std::string_view part, io::ByteView bytes,
+                                      std::int64_t row_bytes) const;
+  std::shared_ptr<io::Bytes> logarithms_of(const io::GgufTensor& tensor, io::ByteView bytes) const;
 
   std::shared_ptr<const io::GgufFile> file_;
   std::map<std::string, const io::GgufTensor*, std::less<>> tensors_;
-  std::int64_t key_heads_ = 0, value_heads_ = 0, value_dim_ = 0, key_rows_ = 0;  // rows of q and k before those of v
+  std::int64_t key_heads_ = 0, value_heads_ = 0, value_dim_ = 0, key_rows_ = 0;  // key_rows_: of q and k, above v
 };
 
 }  // namespace efla::nn

@@ -10,6 +10,7 @@
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
+#include "efla/nn/families/gguf_config.h"
 #include "efla/nn/families/gpu_family_layer.h"
 #include "efla/ops/attention_step.h"
 #include "efla/torch/context.h"
@@ -33,6 +34,7 @@ AttentionShape attention_shape(const FamilyConfig& config) {
 // Returns the configuration of a model that a GPU computes. Throws Error for another one.
 FamilyConfig gpu_config(const std::filesystem::path& folder) {
   constexpr std::int64_t kMostHeadDim = 256;  // of the kernel attention_step
+  if (is_gguf(folder)) throw Error("model", "device", "a GPU", "the CPU, for a GGUF file");
   FamilyConfig config = load_family_config(folder);
   if (config.experts.count > 0)
     throw Error("model", "device", "a GPU", "the CPU, for a model with num_experts above 0");
