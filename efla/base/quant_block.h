@@ -69,8 +69,8 @@ struct SixBits {
   int scale, minimum;
 };
 
-// Returns those of part j of a block from its 12 bytes: for j < 4 they are the low bits of bytes j and j + 4. Later
-// ones have four bits in byte j + 4 and two at the top of bytes j − 4 and j.
+// Returns scale and minimum of part j of a block from its 12 bytes: for j < 4 the low bits of bytes j and j + 4; for
+// other parts four bits of byte j + 4 and two at the top of bytes j − 4 and j.
 inline SixBits six_bits(const std::uint8_t* bytes, int j) {
   if (j < 4) return {bytes[j] & 63, bytes[j + 4] & 63};
   return {(bytes[j + 4] & 15) | (bytes[j - 4] >> 6) << 4, bytes[j + 4] >> 4 | (bytes[j] >> 6) << 4};

@@ -108,7 +108,7 @@ HWY_INLINE __m512 numbers_of_part(int first, int j, const float* scales) {
   return _mm512_fmsub_ps(integers, _mm512_set1_ps(scales[j]), _mm512_set1_ps(scales[8 + j]));
 }
 
-// Writes parts 2·kPair and 2·kPair + 1 of a block of Q4_K, whose bits are those of the same bytes, from one table.
+// Writes parts 2·kPair and 2·kPair + 1 of a block of Q4_K, which share bytes, from one table.
 template <int kPair>
 HWY_INLINE void write_two_parts(const std::uint8_t* block, const float* scales, bfloat16* to) {
   const __m512i bits = bytes_as_words(block + 16 + 32 * kPair), sixteen = _mm512_set1_epi16(16);

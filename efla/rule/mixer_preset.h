@@ -30,9 +30,8 @@ inline constexpr double kGateLowerBound = -5.0;
 // The erase key κ of a token and head, from its key k.
 //
 //   key          k itself: a rule with one key
-//   gated        b ⊙ k, and w ⊙ v is written for v; b = sigmoid(b_proj x) per key channel, w = sigmoid(w_proj x) per
-//   value
-//                channel: Gated DeltaNet-2
+//   gated        b ⊙ k, and w ⊙ v is written for v, with b = sigmoid(b_proj x) per key channel and
+//                w = sigmoid(w_proj x) per value channel: Gated DeltaNet-2
 //   closed_loop  e^(−g) k, so that κ reads the state before its decay e^g; and q − D sigmoid(decay) k reads the state,
 //                with D and decay learned per head: Comba
 enum class EraseKey { key, gated, closed_loop };

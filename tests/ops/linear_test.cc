@@ -168,7 +168,7 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
                                       {Stored::bfloat16, {317, 203}},
                                       {Stored::pairs, {317, 203}},
                                       {Stored::int8, {317, 203}},
-                                      // so many columns that many rows go through some of them at a time, and enough
+                                      // columns of which many rows go through some at a time, and enough
                                       // bytes that few rows go through one row of the weight after another
                                       {Stored::float32, {130, 2115}},
                                       {Stored::bfloat16, {101, 1027}},

@@ -73,7 +73,7 @@ void from_iq4_xs(Block block, float* to) {
   }
 }
 
-// Of MXFP4: an exponent, and 32 numbers of four bits, whose levels are twice those of the format E2M1.
+// Of MXFP4: an exponent, and 32 numbers of four bits. Levels are twice as large as in the format E2M1.
 void from_mxfp4(Block block, float* to) {
   constexpr float kLevels[]{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   const std::uint32_t exponent = block[0];

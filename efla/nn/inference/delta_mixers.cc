@@ -98,7 +98,7 @@ void DeltaMixers::compute_gates(const Layer& layer, ThreadPool& pool) {
   });
 }
 
-// Replaces q, k and v in mixed by those of a rule with two keys, and computes its erase keys [R, H·K] (EraseKey).
+// Changes q or v in `mixed` as a rule with two keys asks (EraseKey), and computes its erase keys [R, H·K].
 void DeltaMixers::form_keys(const Layer& layer, std::span<const TextRun> runs) {
   const std::int64_t kept = plan_.config.conv - 1, keys = plan_.keys(), dim = plan_.config.key_dim;
   const View<float, 2> projected = projected_.rows(rows_, layer.in.outputs());
