@@ -54,7 +54,7 @@ struct GenerateArguments {
   bool interactive = false, bos = false, json = false;
   engine::SamplingOptions sampling;
   std::vector<std::string> stop;
-  std::int64_t max_tokens = 128, draft_tokens = engine::EngineOptions().draft_tokens;
+  std::int64_t max_tokens = 128, draft_tokens = engine::EngineOptions().draft_tokens, draft_head = 0;
   int threads = 0;
 };
 
@@ -342,6 +342,7 @@ void run(const GenerateArguments& arguments) {
   const auto prompts = arguments.prompts.empty() ? std::vector<std::string>() : read_prompts(arguments.prompts);
   options.max_texts = std::clamp<std::int64_t>(std::ssize(prompts), 1, kTogether);
   options.draft_tokens = arguments.draft_tokens;
+  options.draft_head = arguments.draft_head;
   options.step_time = std::chrono::seconds(1);  // between two looks at an interrupt
   options.max_queue = std::numeric_limits<std::int64_t>::max();
   options.threads = arguments.threads;
@@ -401,7 +402,7 @@ void add_generate(CLI::App& program) {
   command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON object per reply");
-  add_draft_option(*command, arguments->draft_tokens);
+  add_draft_options(*command, arguments->draft_tokens, arguments->draft_head);
   add_weights_option(*command, arguments->weights);
   add_kv_cache_option(*command, arguments->kv_cache_type);
   add_device_option(*command, arguments->device);

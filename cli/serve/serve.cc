@@ -216,7 +216,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   add_device_option(command, arguments.device);
   add_weights_option(command, engine.weights);
   add_kv_cache_option(command, engine.kv_cache_type);
-  add_draft_option(command, engine.draft_tokens);
+  add_draft_options(command, engine.draft_tokens, engine.draft_head);
   command
       .add_option("--sessions", engine.sessions,
                   "Keep the sessions in this folder: each is written when it is stored, and read at the next start")

@@ -1,4 +1,4 @@
-// The options --weights, --kv-cache-type and --draft-tokens of the commands that compute with a model.
+// The options --weights, --kv-cache-type, --draft-tokens and --draft-head of the commands that compute with a model.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -29,12 +29,19 @@ inline void add_kv_cache_option(CLI::App& command, std::string& type) {
       ->capture_default_str();
 }
 
-// Adds --draft-tokens.
-inline void add_draft_option(CLI::App& command, std::int64_t& draft_tokens) {
+// Adds --draft-tokens and --draft-head.
+inline void add_draft_options(CLI::App& command, std::int64_t& draft_tokens, std::int64_t& draft_head) {
   command
       .add_option("--draft-tokens", draft_tokens,
                   "Most tokens that are drafted from repetitions in a text and computed together,\n"
                   "0 to 7; the reply is the same")
+      ->check(CLI::Range(std::int64_t{0}, kMaxStepTokens - 1).description(""))
+      ->type_name("N")
+      ->capture_default_str();
+  command
+      .add_option("--draft-head", draft_head,
+                  "Most tokens that the model's own head for drafts (mtp) predicts and that are\n"
+                  "computed together, 0 to 7, on a CPU; the reply is the same")
       ->check(CLI::Range(std::int64_t{0}, kMaxStepTokens - 1).description(""))
       ->type_name("N")
       ->capture_default_str();

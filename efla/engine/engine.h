@@ -209,6 +209,8 @@ struct EngineOptions {
   std::string kv_cache_type = "auto";
   std::int64_t draft_tokens = 7;  // most tokens drafted from repetitions in a text, computed together; 0 to 7; a GPU
                                   // takes no drafts
+  std::int64_t draft_head = 0;    // most tokens drafted by the model's own head, 0 to 7, where they are more than the
+                                  // ones from repetitions; not 0 only for a hybrid that has one, on a CPU
   std::int64_t step_tokens = 0;   // most tokens of prompts per step, a multiple of 64; 0: 512, and 8192 on a GPU
   std::chrono::milliseconds step_time{50};  // a step takes fewer tokens of prompts if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait

@@ -28,6 +28,8 @@ const EngineOptions& checked(const EngineOptions& options) {
   require(options.max_texts >= 1, "max_texts", options.max_texts, "at least one");
   require(options.draft_tokens >= 0 && options.draft_tokens < nn::kMostDecoded, "draft_tokens", options.draft_tokens,
           "0 to " + std::to_string(nn::kMostDecoded - 1));
+  require(options.draft_head >= 0 && options.draft_head < nn::kMostDecoded, "draft_head", options.draft_head,
+          "0 to " + std::to_string(nn::kMostDecoded - 1));
   require(options.max_queue >= 0, "max_queue", options.max_queue, "a count");
   require(options.max_disposable >= 0, "max_disposable", options.max_disposable, "a count");
   require(options.threads >= 0 && options.threads <= 1024, "threads", options.threads, "0 to 1024");
@@ -69,7 +71,7 @@ Schedule::Limits limits_of(const EngineOptions& options, const Capabilities& mod
           .step_time = options.step_time,
           .cut_tokens = model.cut_tokens,
           .least_tokens = model.in_process ? model.cut_tokens : kLeastOnGpu,
-          .draft_tokens = std::min(options.draft_tokens, model.most_drafted),
+          .draft_tokens = std::min(std::max(options.draft_tokens, options.draft_head), model.most_drafted),
           .most_drafting = model.most_drafting,
           .most_decoded = nn::kMostDecoded};
 }
@@ -484,12 +486,13 @@ std::unique_ptr<Engine> start_family_engine(const std::filesystem::path& folder,
                                          model->parameters(), tokenizer, options);
   };
   if (options.on_gpu) {
+    Require("engine")(options.draft_head == 0, "draft_head", options.draft_head, "0 on a GPU");
     const auto model =
         std::make_shared<nn::GpuFamilyModel>(folder, weights, tokenizer->vocab_size(), torch::kCUDA, kv_cache_type);
     return start(model, make_family_model(model));
   }
-  const auto model =
-      std::make_shared<nn::FamilyModel>(folder, weights, kv_cache_type.value_or(nn::KeyValueType::float32));
+  const auto model = std::make_shared<nn::FamilyModel>(
+      folder, weights, kv_cache_type.value_or(nn::KeyValueType::float32), options.draft_head > 0);
   return start(model, make_family_model(model, weights));
 }
 
@@ -500,6 +503,8 @@ std::unique_ptr<Engine> load_engine(const std::filesystem::path& model,
   if (nn::is_family_folder(model)) return start_family_engine(model, std::move(tokenizer), options);
   Require("engine")(options.kv_cache_type == "auto", "kv_cache_type", options.kv_cache_type,
                     "auto for a model that is not a hybrid from Hugging Face");
+  Require("engine")(options.draft_head == 0, "draft_head", options.draft_head,
+                    "0 for a model without a head for drafts");
   return start_engine(nn::load_language_model(model), std::move(tokenizer), options);
 }
 

@@ -57,7 +57,12 @@ void LocalEngine::decode_replies(Step& step) {
   }
   if (replies.empty()) return;
   const std::int64_t most = schedule_.most_drafted(std::ssize(replies));
-  for (auto& [reply, draft] : replies) draft = reply->draft(most);
+  for (auto& [reply, draft] : replies) {
+    draft = reply->draft(std::min(most, options_.draft_tokens));
+    const std::int64_t wanted = reply->head_drafts(std::min(most, options_.draft_head));
+    if (wanted == 0) continue;
+    draft = reply->take_draft(model_->draft(reply->slot, reply->state_tokens(), reply->next_id(), wanted, pool_));
+  }
   std::stable_partition(replies.begin(), replies.end(), [](const auto& pair) { return pair.second.empty(); });
   for (const auto& [reply, draft] : replies) {
     step.runs.push_back({reply->slot, reply->state_tokens(), std::ssize(draft) + 1, true});

@@ -89,6 +89,10 @@ class EngineModel {
   // these texts must not be read before. Throws Error where capabilities() say that the model does not draw.
   virtual std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const Draw> draws,
                                     const SamplingOptions& options, std::int64_t drawable, bool ahead);
+  // Drafts the `most` likeliest tokens after `id`, which follows the text in a slot, of this many tokens. The state
+  // does not change. Throws Error where the model has no head for drafts.
+  virtual std::vector<std::int32_t> draft(std::int64_t slot, std::int64_t tokens, std::int32_t id, std::int64_t most,
+                                          ThreadPool& pool);
   // Advances the text of draft number `draft` of the last advance by the draft's first `tokens` tokens. Throws Error
   // where capabilities() say that the model takes no drafts.
   virtual void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool);

@@ -69,6 +69,11 @@ std::vector<DrawnId> EngineModel::draw(std::span<const std::int64_t> /*rows*/, s
   throw Error("engine", "draw", "one of a model that does not draw", "one that does");
 }
 
+std::vector<std::int32_t> EngineModel::draft(std::int64_t /*slot*/, std::int64_t /*tokens*/, std::int32_t /*id*/,
+                                             std::int64_t /*most*/, ThreadPool& /*pool*/) {
+  throw Error("engine", "draft_head", "a model without a head for drafts", "0");
+}
+
 void EngineModel::accept(std::size_t /*draft*/, std::int64_t /*tokens*/, ThreadPool& /*pool*/) {
   throw Error("engine", "draft", "one of a model that takes no drafts", "one that does");
 }

@@ -43,6 +43,10 @@ class FamilyEngineModel final : public EngineModel {
     model_->logits(picked, logits, pool);
     return logits;
   }
+  std::vector<std::int32_t> draft(std::int64_t slot, std::int64_t tokens, std::int32_t id, std::int64_t most,
+                                  ThreadPool& pool) override {
+    return model_->draft(slot, tokens, id, most, pool);
+  }
   void accept(std::size_t draft, std::int64_t tokens, ThreadPool& pool) override {
     model_->accept(drafts_[draft], tokens, pool);
   }

@@ -138,6 +138,19 @@ std::span<const std::int32_t> Reply::draft(std::int64_t most) {
   return draft;
 }
 
+std::int64_t Reply::head_drafts(std::int64_t most) {
+  if (replays()) return 0;
+  most = std::min(most, request.max_tokens - static_cast<std::int64_t>(reply_.size()) - 1);
+  const std::int64_t wanted = lookup_.head_length().next(most);
+  return wanted > std::ssize(lookup_.tokens()) ? wanted : 0;
+}
+
+std::span<const std::int32_t> Reply::take_draft(std::vector<std::int32_t> draft) {
+  lookup_.replace(std::move(draft));
+  drafting_ = true;
+  return lookup_.tokens();
+}
+
 bool Reply::follows_draft() const {
   const auto draft = lookup_.tokens();
   return drawn_ > 0 && drawn_ <= draft.size() && reply_.back() == draft[drawn_ - 1];

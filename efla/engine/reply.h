@@ -133,6 +133,10 @@ class Reply {
 
   // Drafts at most `most` tokens to follow next_id(), by prompt lookup.
   std::span<const std::int32_t> draft(std::int64_t most);
+  // Returns how many tokens, at most `most`, the model's head should draft in place of the draft; 0: none.
+  std::int64_t head_drafts(std::int64_t most);
+  // Takes the draft of the model's head.
+  std::span<const std::int32_t> take_draft(std::vector<std::int32_t> draft);
   // Returns whether the tokens drawn in this step are the draft's first tokens, so that one more may be drawn.
   bool follows_draft() const;
   bool drafting() const { return drafting_; }

@@ -136,5 +136,38 @@ TEST_F(FamilyFolder, ChecksumsAreAdded) {
   EXPECT_THROW(io::SafetensorsFile(out() / kWeights), IoError);
 }
 
+TEST_F(FamilyFolder, DraftsByItsOwnHeadLeaveTheReplyAsItIs) {
+  config_["vocab_size"] = 260;
+  config_["layer_types"] = {"linear_attention", "full_attention"};
+  config_["num_hidden_layers"] = 2;
+  const auto generate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all{"generate", model().string(), "--tokenizer", "bytes", "--prompt", "ab"};
+    all.insert(all.end(), {"--max-tokens", "40", "--draft-tokens", "0"});
+    all.insert(all.end(), more.begin(), more.end());
+    return run_program(all);
+  };
+  const auto refuses = [&](const std::vector<std::string>& more, const char* says) {
+    const auto result = generate(more);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_NE(result.err.find(says), std::string::npos) << result.err;
+  };
+  auto tensors = nn::random_family_tensors(config_, "model.language_model.", 8);
+  nn::write_family_folder(model(), config_, tensors, true, true);
+  refuses({"--draft-head", "1"}, "--draft-head: got a folder without tensors mtp.");
+  nn::add_draft_head(tensors, config_);
+  nn::write_family_folder(model(), config_, tensors, true, true);
+  refuses({"--draft-head", "8"}, "--draft-head");
+  const auto drafted = generate({"--draft-head", "3", "--json"}), none = generate({"--json"});
+  ASSERT_EQ(drafted.exit_code, 0) << drafted.err;
+  ASSERT_EQ(none.exit_code, 0) << none.err;
+  EXPECT_EQ(json::parse(drafted.out)["text"], json::parse(none.out)["text"]);
+  EXPECT_GT(json::parse(drafted.out)["drafted_tokens"], 0);
+  EXPECT_EQ(json::parse(none.out)["drafted_tokens"], 0);
+  const auto session = (folder_.path() / "session").string();
+  EXPECT_EQ(generate({"--draft-head", "3", "--save-session", session}).exit_code, 0);
+  EXPECT_EQ(generate({"--draft-head", "1", "--load-session", session}).exit_code, 0);
+  refuses({"--load-session", session}, "session");
+}
+
 }  // namespace
 }  // namespace efla::test

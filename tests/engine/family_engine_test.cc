@@ -59,6 +59,65 @@ TEST_P(FamilyEngine, TextsTogetherAreTheTextsAlone) {
   }
 }
 
+// Writes a model whose next token depends on the last one alone, with a draft head that is always right for greedy
+// replies, or with a random one.
+void write_drafting_folder(const std::filesystem::path& folder, bool right) {
+  auto config = nn::random_family_config(false, 11);
+  config["vocab_size"] = 300;
+  config["layer_types"] = {"linear_attention", "full_attention"};
+  config["num_hidden_layers"] = 2;
+  auto tensors = nn::random_family_tensors(config, "model.", 12);
+  nn::add_draft_head(tensors, config);
+  const auto fill = [&](const std::string& name) { std::ranges::fill(tensors.all.at(name).values, 0.0F); };
+  if (right) {
+    for (const char* name :
+         {"model.layers.0.linear_attn.out_proj", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.o_proj",
+          "model.layers.1.mlp.down_proj", "mtp.layers.0.self_attn.o_proj", "mtp.layers.0.mlp.down_proj", "mtp.fc",
+          "mtp.pre_fc_norm_embedding"}) {
+      fill(std::string(name) + ".weight");
+    }
+    const auto width = config["hidden_size"].get<std::size_t>();
+    for (std::size_t i = 0; i < width; ++i) tensors.all.at("mtp.fc.weight").values[i * 2 * width + i] = 1.0F;
+    tensors.all.at("mtp.norm.weight") = tensors.all.at("model.norm.weight");
+  }
+  nn::write_family_folder(folder, config, tensors, false, false);
+}
+
+TEST(DraftHeadEngine, DraftsOfTheHeadChangeNoBit) {
+  for (const bool right : {false, true}) {
+    const test::TempFolder folder;
+    write_drafting_folder(folder.path(), right);
+    const auto start = [&](std::int64_t draft_head, std::int64_t draft_tokens) {
+      return load_engine(folder.path(), data::load_tokenizer("bytes"),
+                         {.draft_tokens = draft_tokens, .draft_head = draft_head});
+    };
+    const auto none = start(0, 0), head = start(7, 0), both = start(3, 7);
+    for (const double temperature : {0.0, 1.0}) {
+      auto request = in_session(request_of(std::string(60, 'x') + "a prompt", 80), "", "s");
+      request.sampling.temperature = temperature;
+      request.sampling.seed = 5;
+      const auto expected = reply(*none, request);
+      auto more = in_session(request_of("more", 20), "s", "s");
+      const auto expected_more = reply(*none, more);
+      for (const auto& engine : {std::cref(head), std::cref(both)}) {
+        EXPECT_EQ(reply(*engine.get(), request), expected);
+        EXPECT_EQ(reply(*engine.get(), more), expected_more);
+      }
+      head->load("loaded", head->save("s"));
+      EXPECT_EQ(head->save("loaded"), head->save("s"));
+    }
+    const auto drafted = head->statistics();
+    EXPECT_GT(drafted.drafted_tokens, 0U);
+    EXPECT_EQ(none->statistics().drafted_tokens, 0U);
+    if (right) {
+      EXPECT_GT(drafted.accepted_tokens, 40U);
+      EXPECT_LT(drafted.steps, none->statistics().steps);
+    }
+  }
+  const FamilyFolder without(false);
+  test::expect_error([&] { without.engine({.draft_head = 1}); }, "draft_head", "mtp");
+}
+
 TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
   const auto first = engine(), second = engine();
   auto request = drawn(5);

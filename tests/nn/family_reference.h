@@ -12,6 +12,7 @@
 #include <initializer_list>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/base/dtype.h"
@@ -52,6 +53,55 @@ class FamilyReference {
 
   // Returns the logits after every id of a text, row after row.
   Numbers logits(const std::vector<std::int32_t>& ids) const {
+    const Numbers head = config_.tied ? tensor({"embed_tokens.weight"}) : whole("lm_head.weight");
+    Numbers all;
+    for (const auto& row : hidden(ids)) {
+      const Numbers logits = product(head, row);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+  // Returns the `count` likeliest tokens that the draft head predicts after a text and the id that follows it, each
+  // from all tokens before it.
+  std::vector<std::int32_t> drafts(std::vector<std::int32_t> ids, std::size_t count) {
+    const auto width = static_cast<std::size_t>(config_.hidden_size);
+    const Numbers embeddings = tensor({"embed_tokens.weight"});
+    const Numbers head = config_.tied ? embeddings : whole("lm_head.weight");
+    std::vector<Numbers> before = hidden(std::vector(ids.begin(), ids.end() - 1));
+    before.insert(before.begin(), Numbers(width));
+    std::vector<std::int32_t> drafted;
+    const auto text = std::exchange(prefix_, "mtp.");
+    while (drafted.size() < count) {
+      std::vector<Numbers> x;
+      for (std::size_t t = 0; t < ids.size(); ++t) {
+        const auto first = embeddings.begin() + ids[t] * config_.hidden_size;
+        Numbers both = norm_of({first, first + config_.hidden_size}, tensor({"pre_fc_norm_embedding.weight"}),
+                               config_.norm_eps, true);
+        const Numbers last = norm_of(before[t], tensor({"pre_fc_norm_hidden.weight"}), config_.norm_eps, true);
+        both.insert(both.end(), last.begin(), last.end());
+        x.push_back(product(tensor({"fc.weight"}), both));
+      }
+      const std::string layer = "layers.0.";
+      const Numbers first = tensor({layer + "input_layernorm.weight"});
+      add(x, mixed(normed(x, first, true), layer, true), first, false);
+      const Numbers second = tensor({layer + "post_attention_layernorm.weight"});
+      std::vector<Numbers> inner;
+      for (const auto& row : normed(x, second, true))
+        inner.push_back(config_.experts.count > 0 ? experts(row, layer + "mlp.") : mlp(row, layer + "mlp."));
+      add(x, inner, second, false);
+      before.push_back(norm_of(x.back(), tensor({"norm.weight"}), config_.norm_eps, true));
+      const Numbers logits = product(head, before.back());
+      ids.push_back(static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+      drafted.push_back(ids.back());
+    }
+    prefix_ = text;
+    return drafted;
+  }
+
+ private:
+  // Returns the inputs of the head after every id of a text.
+  std::vector<Numbers> hidden(const std::vector<std::int32_t>& ids) const {
     const auto width = static_cast<std::size_t>(config_.hidden_size);
     const Numbers embeddings = tensor({"embed_tokens.weight"});
     std::vector<Numbers> x;
@@ -76,16 +126,10 @@ class FamilyReference {
       add(x, inner, second, after);
     }
     const Numbers norm = tensor({"norm.weight"});
-    const Numbers head = config_.tied ? embeddings : whole("lm_head.weight");
-    Numbers all;
-    for (auto& row : x) {
-      const Numbers logits = product(head, norm_of(row, norm, config_.norm_eps, !olmo_));
-      all.insert(all.end(), logits.begin(), logits.end());
-    }
-    return all;
+    for (auto& row : x) row = norm_of(row, norm, config_.norm_eps, !olmo_);
+    return x;
   }
 
- private:
   double rounded(double x) const {
     if (rounding_ == Rounding::none) return x;
     const auto narrow = static_cast<float>(x);

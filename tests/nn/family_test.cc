@@ -15,6 +15,7 @@
 #include "efla/nn/families/family_model.h"
 #include "tests/nn/family_reference.h"
 #include "tests/nn/random_family.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::nn {
@@ -257,6 +258,50 @@ TEST_P(RandomFamilies, LogitsOfTheReference) {
   const char* prefixes[]{"model.language_model.", "model.", "language_model.model.", "language_model."};
   check_random_model(random_family_config(olmo, seed), olmo ? "model." : prefixes[seed / 3 % 4], seed, nested,
                      seed % 4 == 1);
+}
+
+// The head's keys and values are those of a text that went through prompts, decode steps and a rejected draft.
+TEST(DraftHeads, DraftWhatTheReferenceDrafts) {
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    const auto config = seed < 8 ? random_family_config(false, seed) : random_expert_config(seed % 2 == 1, seed);
+    SCOPED_TRACE(config.dump());
+    auto tensors = random_family_tensors(config, "model.", seed);
+    add_draft_head(tensors, config);
+    const test::TempFolder folder;
+    write_family_folder(folder.path(), config, tensors, false, false);
+    FamilyModel model(folder.path(), WeightType::float32, KeyValueType::float32, true);
+    EXPECT_EQ(model.skipped_tensors(), 0);
+    const Ids ids = random_ids(72, config["vocab_size"], seed);
+    Texts texts(model, 2);
+    ThreadPool pool(1);
+    texts.advance({{0, part_of(ids, 0, 66)}});
+    model.draft(0, 66, ids[66], 5, pool);
+    texts.advance({{0, {ids[66]}, true}});
+    std::vector<Draft> drafts;
+    texts.advance({{0, {ids[67], ids[68], ids[69], 1, 2}, true}}, &drafts);
+    texts.accept(drafts[0], 3);
+    const auto expected = FamilyReference(folder.path()).drafts(part_of(ids, 0, 71), 7);
+    EXPECT_EQ(model.draft(0, 70, ids[70], 7, pool), expected);
+    const auto state = model.state(0, 70);
+    model.set(1, state);
+    EXPECT_EQ(model.draft(1, 70, ids[70], 7, pool), expected);
+  }
+}
+
+TEST(DraftHeads, OtherThanOneLayerIsRefused) {
+  const auto config = random_family_config(false, 1);
+  auto tensors = random_family_tensors(config, "model.", 1);
+  const test::TempFolder folder;
+  const auto load = [&](bool draft_head) {
+    write_family_folder(folder.path(), config, tensors, false, false);
+    const FamilyModel model(folder.path(), WeightType::float32, KeyValueType::float32, draft_head);
+    return model.skipped_tensors();
+  };
+  test::expect_error([&] { load(true); }, "draft_head", "mtp.");
+  add_draft_head(tensors, config);
+  tensors.add("mtp.layers.1.input_layernorm.weight", {config["hidden_size"].get<std::int64_t>()}, 1.0);
+  EXPECT_GT(load(false), 0);
+  test::expect_bad_content([&] { load(true); }, -1, "mtp.layers.1.input_layernorm.weight");
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomFamilies, testing::Range(0, 40));

@@ -221,6 +221,20 @@ inline RandomTensors random_family_tensors(const nlohmann::json& c, const std::s
   return tensors;
 }
 
+// Adds a random head for drafts to the tensors of a family of Qwen. Its layer has experts where a model's may.
+inline void add_draft_head(RandomTensors& tensors, const nlohmann::json& c) {
+  const std::int64_t D = c["hidden_size"];
+  for (const char* name : {"pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.input_layernorm",
+                           "layers.0.post_attention_layernorm"}) {
+    tensors.add("mtp." + std::string(name) + ".weight", {D}, 0.3);
+  }
+  tensors.matrix("mtp.fc.weight", D, 2 * D);
+  nlohmann::json own = c;
+  own.erase("decoder_sparse_step");
+  own.erase("mlp_only_layers");
+  add_layer_parts(tensors, "mtp.layers.0.", own, 0, true);
+}
+
 // Writes a folder of a model. `nested` puts the configuration into a text_config.
 inline void write_family_folder(const std::filesystem::path& folder, const nlohmann::json& config,
                                 const RandomTensors& tensors, bool nested, bool narrow) {

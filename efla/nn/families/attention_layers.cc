@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "efla/base/error.h"
+#include "efla/nn/families/experts.h"
 #include "efla/ops/layers/attention.h"
 #include "efla/ops/layers/glu.h"
 #include "efla/ops/layers/rope.h"
@@ -96,13 +97,19 @@ std::vector<S*> TextPages::values(std::int64_t slot, std::int64_t layer) const {
   return pages;
 }
 
-AttentionLayers::AttentionLayers(const FamilyConfig& config, KeyValueType type)
+AttentionLayers::AttentionLayers(const FamilyConfig& config, std::int64_t layers, KeyValueType type)
     : family_(*config.family),
       shape_(shape_of(config)),
       rotary_(config.rotary),
       rope_theta_(config.rope_theta),
       norm_eps_(config.norm_eps),
-      pages_(shape_, config.attention_layers(), type) {}
+      pages_(shape_, layers, type) {}
+
+std::int64_t AttentionLayers::add(const AttentionTensors& tensors, WeightType weights) {
+  layers_.push_back(
+      {tensors.q_norm, tensors.k_norm, packed(tensors.in, weights), packed(std::span(&tensors.out, 1), weights)});
+  return std::ssize(layers_) - 1;
+}
 
 std::size_t AttentionLayers::weight_bytes() const {
   std::size_t total = 0;

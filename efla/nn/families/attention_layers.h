@@ -14,6 +14,7 @@
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
 #include "efla/nn/families/family_config.h"
+#include "efla/nn/families/family_tensors.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/inference/rows.h"
 #include "efla/nn/inference/text_run.h"
@@ -79,15 +80,11 @@ class TextPages {
 //   o_proj (softmax(q kᵀ/√K) v ⊙ σ(gate))
 class AttentionLayers {
  public:
-  struct Layer {
-    Vector q_norm, k_norm;  // of a head, or of all heads
-    PackedWeight in;        // of q, which may have gates, k and v
-    PackedWeight o_proj;
-  };
+  // layers: how many add() will add.
+  AttentionLayers(const FamilyConfig& config, std::int64_t layers, KeyValueType type);
 
-  AttentionLayers(const FamilyConfig& config, KeyValueType type);
-
-  void add(Layer layer) { layers_.push_back(std::move(layer)); }
+  // Adds a layer and returns its number.
+  std::int64_t add(const AttentionTensors& tensors, WeightType weights);
   std::size_t weight_bytes() const;
   TextPages& pages() { return pages_; }
   const TextPages& pages() const { return pages_; }
@@ -100,6 +97,12 @@ class AttentionLayers {
               ThreadPool& pool);
 
  private:
+  struct Layer {
+    Vector q_norm, k_norm;  // of a head, or of all heads
+    PackedWeight in;        // of q, which may have gates, k and v
+    PackedWeight o_proj;
+  };
+
   void split(const View<float, 2>& projected);
   void rotate(const View<float, 2>& rows, std::int64_t heads, ThreadPool& pool);
   template <class S>

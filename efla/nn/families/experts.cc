@@ -113,4 +113,16 @@ void Experts::apply(const View<float, 2>& x, MlpRows& rows, ThreadPool& pool) co
   }
 }
 
+LayerMlp::LayerMlp(const LayerTensors& tensors, const ExpertsConfig& config, WeightType weights) {
+  if (tensors.experts) {
+    experts_.emplace(*tensors.experts, config, weights);
+  } else {
+    mlp_ = RowsMlp(tensors.mlp, weights);
+  }
+}
+
+void LayerMlp::apply(const View<float, 2>& x, MlpRows& rows, ThreadPool& pool) const {
+  experts_ ? experts_->apply(x, rows, pool) : mlp_.apply(x, x, rows, pool);
+}
+
 }  // namespace efla::nn

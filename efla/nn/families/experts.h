@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -65,6 +66,20 @@ class Experts {
   PackedWeight router_, shared_gate_;
   RowsMlp shared_;
   std::vector<RowsMlp> experts_;
+};
+
+// The MLP or the mixture of experts of a layer.
+class LayerMlp {
+ public:
+  LayerMlp(const LayerTensors& tensors, const ExpertsConfig& config, WeightType weights);
+
+  std::size_t bytes() const { return experts_ ? experts_->bytes() : mlp_.bytes(); }
+  // Replaces the rows x [R, D] by the outputs.
+  void apply(const View<float, 2>& x, MlpRows& rows, ThreadPool& pool) const;
+
+ private:
+  RowsMlp mlp_;
+  std::optional<Experts> experts_;
 };
 
 }  // namespace efla::nn

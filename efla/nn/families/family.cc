@@ -10,6 +10,7 @@ Family qwen3_5() {
   f.text_type = "qwen3_5_text";
   f.prefixes = {"model.language_model.", "model.", "language_model.model.", "language_model.", ""};
   f.skipped = {"model.visual.", "visual.", "vision_tower.", "mm_projector.", "mtp.", "model.mtp."};
+  f.draft_heads = {"mtp.", "model.mtp."};
   f.delta_norms = {.before_mixer = {"input_layernorm"}, .before_mlp = {"post_attention_layernorm"}};
   f.attention_norms = f.delta_norms;
   f.projections = {{"in_proj_qkv", 3}, {"in_proj_b"}, {"in_proj_a"}, {"in_proj_z"}};

@@ -38,8 +38,9 @@ struct Family {
   std::string_view lacks = {};      // layers that efla does not have: its models are refused
 
   // Tensors.
-  Names prefixes;      // of the text model's tensors
-  Names skipped = {};  // beginnings of the names of tensors that are not part of the text model
+  Names prefixes;          // of the text model's tensors
+  Names skipped = {};      // beginnings of the names of tensors that are not part of the text model
+  Names draft_heads = {};  // beginnings of the names of a head for drafts (draft_head.h), which a folder may lack
   NormNames delta_norms, attention_norms;
   std::vector<ProjectionRows> projections;  // of a delta layer, in the order of MixerPlan::projections
   std::vector<PackedRows> packed = {};      // instead of projections

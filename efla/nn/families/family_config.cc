@@ -26,7 +26,8 @@ constexpr std::int64_t kUsualInterval = 4;  // layers from one of attention to t
 constexpr const char* kVisionFields[]{"image_token_id", "video_token_id", "vision_start_token_id",
                                       "vision_end_token_id", "vision_config"};
 
-// Fields of the text part that say how a model was initialised or trained, or describe drafts by extra layers.
+// Fields of the text part that say how a model was initialised or trained, or describe the head for drafts, whose
+// tensors do.
 constexpr const char* kTrainingFields[]{
     "attention_dropout",     "full_attention_interval",      "initializer_range",    "linear_a_log_max",
     "linear_a_log_min",      "linear_dt_init_floor",         "linear_dt_max",        "linear_dt_min",

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "efla/nn/families/attention_layers.h"
+#include "efla/nn/families/draft_head.h"
 #include "efla/nn/families/experts.h"
 #include "efla/nn/families/family_config.h"
 #include "efla/nn/families/family_tensors.h"
@@ -26,9 +27,12 @@ class FamilyModel {
   // Loads the model of a folder. With WeightType::float32 each matrix stays in its mapped file, in the file's type,
   // except that float16 is widened. With bfloat16 and int8 the matrices of linear layers are rounded to this type where
   // the file's type has more bits; the projections of step sizes and decays are not. Throws IoError for a folder that
-  // is not a model of a family, or not a whole one.
+  // is not a model of a family, or not a whole one. draft_head: loads the head for drafts too, and throws Error where
+  // the folder has none.
   FamilyModel(const std::filesystem::path& folder, WeightType weights,
-              KeyValueType kv_cache_type = KeyValueType::float32);
+              KeyValueType kv_cache_type = KeyValueType::float32, bool draft_head = false);
+  FamilyModel(const FamilyModel&) = delete;
+  FamilyModel& operator=(const FamilyModel&) = delete;
 
   const FamilyConfig& config() const { return config_; }
   std::int64_t parameters() const { return parameters_; }
@@ -37,8 +41,8 @@ class FamilyModel {
   // Returns the SHA-256 of configuration and tensors.
   std::string fingerprint() const { return tensors_.fingerprint(); }
 
-  std::size_t constant_bytes() const { return mixers_.state_floats() * sizeof(float); }  // of a text
-  std::size_t page_bytes() const { return attention_.pages().page_bytes(); }             // of kAttentionBlock tokens
+  std::size_t constant_bytes() const;                                         // of a text
+  std::size_t page_bytes() const { return attention_.pages().page_bytes(); }  // of kAttentionBlock tokens
   KeyValueType kv_cache_type() const { return attention_.pages().type(); }
   std::vector<StatePart> state_parts() const;  // of TextState::constant
 
@@ -58,6 +62,11 @@ class FamilyModel {
   void advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, const View<float, 2>& hidden,
                ThreadPool& pool, std::vector<Draft>* drafts = nullptr);
   void accept(const Draft& draft, std::int64_t tokens, ThreadPool& pool);
+  // Does what DraftHead::draft does, for a model with such a head.
+  std::vector<std::int32_t> draft(std::int64_t slot, std::int64_t tokens, std::int32_t id, std::int64_t most,
+                                  ThreadPool& pool) {
+    return draft_head_->draft(slot, tokens, id, most, pool);
+  }
   void logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const;
 
  private:
@@ -65,11 +74,11 @@ class FamilyModel {
     bool attends = false;
     std::int64_t index = 0;                                   // among the layers of the same kind
     Vector before_mixer, after_mixer, before_mlp, after_mlp;  // norms; empty: none
-    RowsMlp mlp;                                              // of a layer without experts
-    std::optional<Experts> experts;
+    LayerMlp mlp;
   };
 
   void add_layer(const LayerTensors& from, WeightType weights);
+  std::int64_t add_mixer(const MixerTensors& from, WeightType weights);
 
   FamilyConfig config_;
   DeltaMixers mixers_;
@@ -79,6 +88,7 @@ class FamilyModel {
   std::vector<float> norm_;
   PackedWeight embeddings_;  // without outputs if the head has the same weight
   PackedWeight head_;
+  std::optional<DraftHead> draft_head_;
   std::int64_t parameters_ = 0, skipped_ = 0;
 
   std::optional<StatePool> states_;

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/sha256.h"
 #include "efla/nn/families/gguf_config.h"
@@ -65,11 +66,28 @@ StoredMatrix FamilyTensors::embeddings() {
 StoredMatrix FamilyTensors::head() { return files_.head(config_.vocab_size, config_.hidden_size); }
 
 LayerTensors FamilyTensors::layer(std::int64_t index, const MixerPlan& plan) {
+  const auto i = static_cast<std::size_t>(index);
+  return layer("layers." + std::to_string(index) + ".", config_.attends[i], config_.sparse[i], &plan);
+}
+
+DraftHeadTensors FamilyTensors::draft_head() {
+  const std::int64_t width = config_.hidden_size;
+  if (!files_.begin_draft_head()) throw Error("model", "draft_head", "a folder without tensors mtp.", "0");
+  DraftHeadTensors head;
+  head.embedding_norm = norm("", {"pre_fc_norm_embedding"}, width);
+  head.hidden_norm = norm("", {"pre_fc_norm_hidden"}, width);
+  head.fc = files_.matrix("fc.weight", width, 2 * width);
+  head.layer = layer("layers.0.", true, config_.experts.count > 0, nullptr);
+  head.norm = norm();
+  files_.end_draft_head();
+  return head;
+}
+
+LayerTensors FamilyTensors::layer(const std::string& prefix, bool attends, bool sparse, const MixerPlan* plan) {
   const Family& family = *config_.family;
-  const std::string prefix = "layers." + std::to_string(index) + ".";
   const std::int64_t width = config_.hidden_size;
   LayerTensors layer;
-  layer.attends = config_.attends[static_cast<std::size_t>(index)];
+  layer.attends = attends;
   const NormNames& norms = layer.attends ? family.attention_norms : family.delta_norms;
   layer.before_mixer = norm(prefix, norms.before_mixer, width);
   layer.after_mixer = norm(prefix, norms.after_mixer, width);
@@ -78,9 +96,9 @@ LayerTensors FamilyTensors::layer(std::int64_t index, const MixerPlan& plan) {
   if (layer.attends) {
     layer.attention = attention(prefix + "self_attn.");
   } else {
-    layer.mixer = mixer(prefix + "linear_attn.", plan);
+    layer.mixer = mixer(prefix + "linear_attn.", *plan);
   }
-  if (config_.sparse[static_cast<std::size_t>(index)]) {
+  if (sparse) {
     layer.experts = experts(prefix + "mlp.");
   } else {
     layer.mlp = mlp(prefix + "mlp.", config_.intermediate_size);

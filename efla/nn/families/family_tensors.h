@@ -53,6 +53,13 @@ struct LayerTensors {
   std::optional<ExpertTensors> experts = {};
 };
 
+// Of a head for drafts (draft_head.h): fc is [D, 2·D], and the layer attends.
+struct DraftHeadTensors {
+  Vector embedding_norm, hidden_norm, norm;
+  StoredMatrix fc;
+  LayerTensors layer;
+};
+
 // Functions throw IoError as FamilyWeights does. All norms multiply by their weights: 1 is added to those that the
 // folder keeps zero-centred.
 class FamilyTensors {
@@ -68,6 +75,8 @@ class FamilyTensors {
   StoredMatrix head();        // of a model that is not tied
   // plan: of the model's mixers.
   LayerTensors layer(std::int64_t index, const MixerPlan& plan);
+  // Returns the head for drafts. Throws Error where the folder has none.
+  DraftHeadTensors draft_head();
 
   // Return what FamilyWeights says of the tensors that were read.
   std::int64_t elements_read() const { return files_.elements_read(); }
@@ -77,6 +86,7 @@ class FamilyTensors {
 
  private:
   Vector norm(const std::string& prefix, const Names& names, std::int64_t size);
+  LayerTensors layer(const std::string& prefix, bool attends, bool sparse, const MixerPlan* plan);
   MixerTensors mixer(const std::string& prefix, const MixerPlan& plan);
   std::vector<StoredMatrix> unpacked(const std::string& prefix, const MixerPlan& plan);
   AttentionTensors attention(const std::string& prefix);

@@ -100,6 +100,15 @@ std::string FamilyWeights::first_of(const std::string& before, const Names& name
   return before + std::string(names.front()).append(after);
 }
 
+bool FamilyWeights::begin_draft_head() {
+  for (const auto prefix : family_.draft_heads) {
+    if (!source_->has(std::string(prefix) + "fc.weight")) continue;
+    draft_head_ = std::exchange(prefix_, prefix);
+    return true;
+  }
+  return false;
+}
+
 SourceTensor FamilyWeights::find(const std::string& full_name, bool blocks) {
   if (!source_->has(full_name)) {
     io::fail_in(source_->path(), "has no tensor " + full_name + ", which a model of its configuration has");
@@ -189,7 +198,7 @@ std::int64_t FamilyWeights::check_all_read() const {
   for (const auto& name : source_->names()) {
     if (read_.contains(name)) continue;
     const auto begins = [&](std::string_view beginning) { return name.starts_with(beginning); };
-    if (std::ranges::none_of(family_.skipped, begins)) {
+    if (std::ranges::none_of(family_.skipped, begins) || (!draft_head_.empty() && begins(draft_head_))) {
       io::fail_in(source_->path(), "has a tensor " + io::printable(name) +
                                        ", which a model of its configuration has not (nearest: " +
                                        nearest_name(name, {read_.begin(), read_.end()}) + ")");

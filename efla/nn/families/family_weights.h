@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "efla/nn/families/family.h"
@@ -35,6 +36,10 @@ class FamilyWeights {
   bool for_mlx() const { return for_mlx_; }
   // Returns whether zero-centred norms have 1 added already.
   bool has_whole_norms() const { return for_mlx_ || source_->has_whole_norms(); }
+  // Lets the functions above and below find the tensors of the head for drafts in place of the text model's, until
+  // end_draft_head. Returns whether there is such a head.
+  bool begin_draft_head();
+  void end_draft_head() { std::swap(prefix_, draft_head_); }
   // Returns the first of the names, behind `before`, with which there is a tensor, or the first of all.
   std::string first_of(const std::string& before, const Names& names, std::string_view after) const;
 
@@ -54,8 +59,8 @@ class FamilyWeights {
 
   // Returns the number of elements of the tensors that were read.
   std::int64_t elements_read() const;
-  // Throws IoError(content) for a tensor that no function above has read and that the family does not skip. Returns the
-  // number of tensors that are skipped.
+  // Throws IoError(content) for a tensor that no function above has read and that is not skipped: by the family, unless
+  // it begins as a head for drafts that was read. Returns the number of tensors that are skipped.
   std::int64_t check_all_read() const;
 
  private:
@@ -69,7 +74,7 @@ class FamilyWeights {
 
   std::shared_ptr<const TensorSource> source_;
   const Family& family_;
-  std::string_view prefix_;
+  std::string_view prefix_, draft_head_;  // beginnings of names; draft_head_: empty unless this head was read
   bool for_mlx_ = false;
   std::set<std::string, std::less<>> read_;
 };
