@@ -22,7 +22,9 @@ struct StateLayout {
   std::size_t page_bytes = 0;        // of each of them
   nn::KeyValueType page_type = nn::KeyValueType::float32;
 
-  std::size_t constant_bytes() const { return (parts.back().offset + parts.back().floats) * sizeof(float); }
+  std::size_t constant_bytes() const {
+    return parts.empty() ? 0 : (parts.back().offset + parts.back().floats) * sizeof(float);
+  }
   std::size_t bytes() const { return constant_bytes() + static_cast<std::size_t>(pages) * page_bytes; }
 };
 

@@ -118,6 +118,15 @@ TEST(DraftHeadEngine, DraftsOfTheHeadChangeNoBit) {
   test::expect_error([&] { without.engine({.draft_head = 1}); }, "draft_head", "mtp");
 }
 
+TEST(FamilyEngines, AModelMayHaveAttentionOnly) {
+  const FamilyFolder folder(false, {"full_attention"});
+  const auto engine = folder.engine(), other = folder.engine();
+  reply(*engine, in_session(request_of("a text", 9), "", "s"));
+  other->load("s", engine->save("s"));
+  const auto more = in_session(request_of("more", 9), "s", "s");
+  EXPECT_EQ(reply(*other, more), reply(*engine, more));
+}
+
 TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
   const auto first = engine(), second = engine();
   auto request = drawn(5);

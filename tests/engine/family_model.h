@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/engine/engine.h"
@@ -14,11 +16,12 @@ namespace efla::engine {
 // A folder with a model of olmo_hybrid or of qwen3_5_text, whose tokens are bytes and some rows of padding.
 class FamilyFolder {
  public:
-  explicit FamilyFolder(bool olmo) {
+  explicit FamilyFolder(bool olmo, const std::vector<std::string>& layers = {"linear_attention", "full_attention",
+                                                                             "linear_attention", "full_attention"}) {
     auto config = nn::random_family_config(olmo, 11);
     config["vocab_size"] = 300;
-    config["layer_types"] = {"linear_attention", "full_attention", "linear_attention", "full_attention"};
-    config["num_hidden_layers"] = 4;
+    config["layer_types"] = layers;
+    config["num_hidden_layers"] = layers.size();
     nn::write_family_folder(folder_.path(), config, nn::random_family_tensors(config, "model.", 12), false, false);
   }
   std::unique_ptr<Engine> engine(const EngineOptions& options = {}) const {
