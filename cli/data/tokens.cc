@@ -113,7 +113,9 @@ void add_token_commands(CLI::App& data) {
       ->required()
       ->type_name("PATH")
       ->take_all();
-  tokenize_command->add_option("--tokenizer", arguments->tokenizer, "A SentencePiece model, a tokenizer.json, or bytes")
+  tokenize_command
+      ->add_option("--tokenizer", arguments->tokenizer,
+                   "A SentencePiece model, a tokenizer.json, a GGUF file, or bytes")
       ->required();
   tokenize_command->add_option("--out", arguments->out, "Folder for the shards; created if it does not exist")
       ->required();

@@ -203,8 +203,9 @@ void add_eval_lm(CLI::App& eval) {
                    "Tokens of all texts that are computed together", 1, "TOKENS");
   add_count_option(*command, "--max-length", arguments->options.text.max_length,
                    "Most tokens of one text; longer texts lose their start", 1, "TOKENS");
-  command->add_option("--tokenizer", arguments->tokenizer,
-                      "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
+  command->add_option(
+      "--tokenizer", arguments->tokenizer,
+      "A SentencePiece model, a tokenizer.json, a GGUF file, or bytes\n(default: what the model names)");
   command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");
   command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print the scores as JSON instead of the table");

@@ -388,8 +388,9 @@ void add_generate(CLI::App& program) {
       ->type_name("FILE");
   command->add_flag("--interactive", arguments->interactive,
                     "Read prompts from the terminal; Ctrl-C ends a reply, Ctrl-D the program");
-  command->add_option("--tokenizer", arguments->tokenizer,
-                      "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
+  command->add_option(
+      "--tokenizer", arguments->tokenizer,
+      "A SentencePiece model, a tokenizer.json, a GGUF file, or bytes\n(default: what the model names)");
   command->add_flag("--bos", arguments->bos, "Start the text with the bos token");
   command->add_option("--max-tokens", arguments->max_tokens, "Most tokens of a reply")->capture_default_str();
   command->add_option("--stop", arguments->stop, "End a reply before this text; may be given several times")

@@ -199,7 +199,7 @@ void add_address_options(CLI::App& command, ServeArguments& arguments) {
 void add_model_options(CLI::App& command, ServeArguments& arguments) {
   auto& engine = arguments.engine;
   command.add_option("--tokenizer", arguments.tokenizer,
-                     "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
+                     "A SentencePiece model, a tokenizer.json, a GGUF file, or bytes\n(default: what the model names)");
   command.add_option("--name", arguments.name, "Name of the model for clients (default: its folder's)");
   command
       .add_option("--chat-template", arguments.chat_template,

@@ -4,10 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/data/tokenizers/gguf_tokenizer.h"
 #include "efla/data/tokenizers/tokenizer_config.h"
 #include "efla/data/tokenizers/tokenizer_json.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
+#include "efla/io/gguf/gguf.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/train/run.h"
@@ -29,6 +31,7 @@ std::string text_at(io::Fields fields, std::initializer_list<const char*> object
 std::string find_tokenizer(const std::string& model, const std::string& given) {
   if (!given.empty()) return given;
   const auto folder = nn::language_model_folder(model);
+  if (io::is_gguf(folder)) return data::has_gguf_tokenizer(folder.string()) ? folder.string() : "";
   const auto beside = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? (folder / name).string() : std::string();
   };
@@ -55,11 +58,12 @@ std::string require_tokenizer(const std::string& command, const std::string& mod
   auto name = find_tokenizer(model, given);
   if (name.empty())
     throw Error(command, "--tokenizer", "none, and none in " + model,
-                "a SentencePiece model, a tokenizer.json, or bytes");
+                "a SentencePiece model, a tokenizer.json, a GGUF file, or bytes");
   return name;
 }
 
 std::vector<std::pair<std::string, std::string>> files_of_tokenizer(const std::string& path) {
+  if (io::is_gguf(path)) return files_for_transformers(path);
   std::vector<std::pair<std::string, std::string>> files;
   const auto add = [&](const std::filesystem::path& file, const char* as) {
     const auto bytes = io::read_file(file);

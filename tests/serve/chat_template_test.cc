@@ -11,6 +11,7 @@
 #include "efla/serve/chat/jinja_template.h"
 #include "efla/serve/chat/json_slices.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/gguf.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::serve {
@@ -264,6 +265,22 @@ TEST_F(JinjaTemplates, AreFoundInAModelsFolder) {
   std::filesystem::remove(folder / "chat_template.jinja");
   test::write_text(folder / "tokenizer_config.json", R"({"chat_template": [{"name": "rag", "template": "d"}]})");
   test::expect_bad_content([&] { find_jinja_template(folder.path()); }, -1, "of which one has the name \"default\"");
+}
+
+TEST(JinjaSources, AreFoundInAGgufFile) {
+  const test::TempFolder folder;
+  const std::vector<std::string> tokens{"a", "</s>"};
+  test::GgufBytes file;
+  file.texts("tokenizer.ggml.tokens", tokens).integer("tokenizer.ggml.eos_token_id", 1);
+  EXPECT_FALSE(find_jinja_template(test::write_text(folder / "m.gguf", file.bytes())));
+  file.text("tokenizer.chat_template", "of the file");
+  const auto path = test::write_text(folder / "m.gguf", file.bytes());
+  const auto source = find_jinja_template(path);
+  ASSERT_TRUE(source);
+  EXPECT_EQ(source->templates.at("default"), "of the file");
+  const std::map<std::string, std::string> variables{{"eos_token", "</s>"}};
+  EXPECT_EQ(source->variables, variables);
+  EXPECT_EQ(read_jinja_template(test::write_text(folder / "t.jinja", "t"), path).variables, variables);
 }
 
 TEST(JsonSlices, KeepWhatWasWritten) {

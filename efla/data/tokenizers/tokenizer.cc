@@ -7,8 +7,10 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/data/tokenizers/gguf_tokenizer.h"
 #include "efla/data/tokenizers/json_tokenizer.h"
 #include "efla/data/tokenizers/sentencepiece_tokenizer.h"
+#include "efla/io/gguf/gguf.h"
 #include "efla/io/sha256.h"
 
 namespace efla::data {
@@ -91,9 +93,12 @@ std::string StreamDecoder::take(bool all) {
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == kBytesName) return std::make_unique<ByteTokenizer>();
   if (!std::filesystem::exists(name)) {
-    throw IoError(IoError::Kind::missing, name, -1,
-                  "cannot open it; a tokenizer is bytes, or the path of a SentencePiece model or of a tokenizer.json");
+    throw IoError(
+        IoError::Kind::missing, name, -1,
+        "cannot open it; a tokenizer is bytes, or the path of a SentencePiece model, of a tokenizer.json or of "
+        "a GGUF file");
   }
+  if (io::is_gguf(name)) return make_gguf_tokenizer(name);
   const auto bytes = io::read_file(name, kMaxModelBytes);
   return name.ends_with(".json") ? make_json_tokenizer(bytes, name) : make_sentencepiece_tokenizer(bytes, name);
 }

@@ -92,8 +92,9 @@ class StreamDecoder {
 };
 
 // Loads "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos), the BPE in a file whose name ends in .json
-// (json_tokenizer.h), or the SentencePiece model at a path: BPE with the identity normalizer, like the models of Llama
-// and Mistral. Throws IoError for a file that is missing, broken, or of another kind.
+// (json_tokenizer.h), the tokenizer in a GGUF file (gguf_tokenizer.h), or the SentencePiece model at a path: BPE with
+// the identity normalizer, like the models of Llama and Mistral. Throws IoError for a file that is missing, broken, or
+// of another kind.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
 // Throws Error that names both tokenizers if they differ, because ids of one must not be read with the other.

@@ -9,8 +9,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "efla/data/tokenizers/gguf_tokenizer.h"
 #include "efla/io/content_error.h"
 #include "efla/io/fields.h"
+#include "efla/io/gguf/gguf.h"
 #include "efla/io/json.h"
 
 namespace efla::data {
@@ -92,6 +94,12 @@ void TokenizerConfig::refuse(std::string_view field, const std::string& where) c
 }
 
 TokenizerConfig read_tokenizer_config(const std::string& path) {
+  if (io::is_gguf(path)) {
+    TokenizerConfig config;
+    const json content = gguf_tokenizer_config(path);
+    read_names(io::Fields(content, io::refuse_in_file(path)), path, config.names);
+    return config;
+  }
   const auto beside = [&](const char* name) { return fs::path(path).replace_filename(name); };
   const auto config_path = beside(kTokenizerConfigFile), names_path = beside(kSpecialTokensFile),
              ids_path = beside(kAddedTokensFile);

@@ -35,8 +35,8 @@ struct TokenizerConfig {
   [[noreturn]] void refuse(std::string_view field, const std::string& where) const;
 };
 
-// Reads the files beside the tokenizer at `path`. Each may be missing. Throws IoError(content) for what is not
-// supported.
+// Reads the files beside the tokenizer at `path`. Each may be missing. A GGUF file says it itself. Throws
+// IoError(content) for what is not supported.
 TokenizerConfig read_tokenizer_config(const std::string& path);
 
 }  // namespace efla::data

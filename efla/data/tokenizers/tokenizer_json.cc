@@ -9,46 +9,19 @@
 
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_level_tokenizer.h"
+#include "efla/data/tokenizers/gguf_tokenizer.h"
 #include "efla/data/tokenizers/pieces.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer_document.h"
 #include "efla/io/file.h"
+#include "efla/io/gguf/gguf.h"
 
 namespace efla::data {
 namespace {
 
 using nlohmann::json;
 using Kind = SentencePieceModel::Kind;
-
-json added_token(const AddedToken& token) {
-  return {{"id", token.id},  {"content", token.text},          {"single_word", false},    {"lstrip", false},
-          {"rstrip", false}, {"normalized", token.normalized}, {"special", token.special}};
-}
-
-json document(json added, json normalizer, json pre_tokenizer, json decoder, json model) {
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", std::move(added)},
-          {"normalizer", std::move(normalizer)},
-          {"pre_tokenizer", std::move(pre_tokenizer)},
-          {"post_processor", nullptr},
-          {"decoder", std::move(decoder)},
-          {"model", std::move(model)}};
-}
-
-json bpe(json vocabulary, json merges, json unknown, bool byte_fallback) {
-  return {{"type", "BPE"},
-          {"dropout", nullptr},
-          {"unk_token", std::move(unknown)},
-          {"continuing_subword_prefix", nullptr},
-          {"end_of_word_suffix", nullptr},
-          {"fuse_unk", true},
-          {"byte_fallback", byte_fallback},
-          {"ignore_merges", false},
-          {"vocab", std::move(vocabulary)},
-          {"merges", std::move(merges)}};
-}
 
 json configuration(const std::string& bos, const std::string& eos) {
   return {{"tokenizer_class", "PreTrainedTokenizerFast"},
@@ -63,11 +36,11 @@ TokenizerJson of_bytes() {
   const auto& eos = bytes->special_texts().at(bytes->eos());
   json vocabulary = json::object();
   for (const auto& character : characters_of_bytes()) vocabulary.emplace(character, vocabulary.size());
-  json added =
-      json::array({added_token({bytes->bos(), bos, true, false}), added_token({bytes->eos(), eos, true, false})});
+  json added = json::array(
+      {added_token_json({bytes->bos(), bos, true, false}), added_token_json({bytes->eos(), eos, true, false})});
   json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  return {document(std::move(added), nullptr, byte_level, byte_level,
-                   bpe(std::move(vocabulary), json::array(), nullptr, false)),
+  return {tokenizer_document(std::move(added), nullptr, byte_level, byte_level,
+                             bpe_model(std::move(vocabulary), json::array(), nullptr, false)),
           configuration(bos, eos)};
 }
 
@@ -115,7 +88,7 @@ TokenizerJson tokenizer_json(const SentencePieceModel& model, const TokenizerCon
   }
   auto all = own;
   all.insert(all.end(), beside.added.begin(), beside.added.end());
-  for (const auto& token : number_added_tokens(all, vocabulary)) added.push_back(added_token(token));
+  for (const auto& token : number_added_tokens(all, vocabulary)) added.push_back(added_token_json(token));
   const json space = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpaceMark}};
   const json no_space = {{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}};
   json normalizers = json::array(), pre_tokenizer,
@@ -137,12 +110,15 @@ TokenizerJson tokenizer_json(const SentencePieceModel& model, const TokenizerCon
   };
   auto config = configuration(name("bos_token", model.bos_piece), name("eos_token", model.eos_piece));
   config["unk_token"] = unknown;
-  return {document(std::move(added), std::move(normalizer), std::move(pre_tokenizer),
-                   {{"type", "Sequence"}, {"decoders", std::move(decoders)}},
-                   bpe(std::move(vocabulary), merges_of(model), unknown, model.byte_fallback)),
+  return {tokenizer_document(std::move(added), std::move(normalizer), std::move(pre_tokenizer),
+                             {{"type", "Sequence"}, {"decoders", std::move(decoders)}},
+                             bpe_model(std::move(vocabulary), merges_of(model), unknown, model.byte_fallback)),
           std::move(config)};
 }
 
-TokenizerJson tokenizer_json(const std::string& name) { return name == "bytes" ? of_bytes() : of_sentencepiece(name); }
+TokenizerJson tokenizer_json(const std::string& name) {
+  if (io::is_gguf(name)) return {gguf_tokenizer_document(name), gguf_tokenizer_config(name)};
+  return name == "bytes" ? of_bytes() : of_sentencepiece(name);
+}
 
 }  // namespace efla::data

@@ -14,9 +14,9 @@ struct TokenizerJson {
   nlohmann::json config;     // tokenizer_config.json
 };
 
-// Converts the tokenizer that load_tokenizer makes of a name: "bytes" or the path of a SentencePiece model. The ids of
-// a text are the same, except where the text contains the name of a control token such as "</s>". Throws what
-// load_tokenizer throws.
+// Converts the tokenizer that load_tokenizer makes of a name: "bytes", or the path of a SentencePiece model or of a
+// GGUF file. The ids of a text are the same, except where the text contains the name of a control token of a
+// SentencePiece model such as "</s>". Throws what load_tokenizer throws.
 TokenizerJson tokenizer_json(const std::string& name);
 
 // Converts a SentencePiece model that load_tokenizer takes, with the tokens that the files beside it add.

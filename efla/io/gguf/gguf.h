@@ -13,6 +13,9 @@
 
 namespace efla::io {
 
+// Returns whether a path names a GGUF file.
+inline bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
+
 // A type of tensors. A block has neighbouring numbers of a row.
 struct GgufType {
   std::uint32_t id;

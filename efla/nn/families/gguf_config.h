@@ -8,8 +8,7 @@
 
 namespace efla::nn {
 
-// Returns whether a path names a GGUF file.
-inline bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
+using io::is_gguf;
 
 // Returns the config.json that transformers would have for the model. Throws IoError(content) for another architecture
 // than qwen35, a key that is missing, and values that efla does not support.

@@ -4,10 +4,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "efla/data/tokenizers/gguf_tokenizer.h"
 #include "efla/data/tokenizers/tokenizer_config.h"
 #include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
+#include "efla/io/gguf/gguf.h"
 #include "efla/io/json.h"
 #include "efla/io/json_text.h"
 
@@ -24,9 +26,10 @@ std::string read_text(const std::filesystem::path& path) {
 }
 
 // Returns the texts of special tokens by the names that templates use.
-std::map<std::string, std::string> variables_of(const std::filesystem::path& folder) {
+std::map<std::string, std::string> variables_of(const std::filesystem::path& model) {
   std::map<std::string, std::string> variables;
-  for (const auto& name : data::read_tokenizer_config((folder / data::kTokenizerConfigFile).string()).names) {
+  const auto path = io::is_gguf(model) ? model : model / data::kTokenizerConfigFile;
+  for (const auto& name : data::read_tokenizer_config(path.string()).names) {
     if (name.field.ends_with("_token")) variables[name.field] = name.text;
   }
   return variables;
@@ -204,22 +207,23 @@ class JinjaTemplate : public ChatTemplate {
 
 }  // namespace
 
-std::optional<JinjaSource> find_jinja_template(const std::filesystem::path& folder) {
-  if (const auto file = folder / "chat_template.jinja"; std::filesystem::exists(file)) {
-    return read_jinja_template(file, folder);
+std::optional<JinjaSource> find_jinja_template(const std::filesystem::path& model) {
+  const bool is_file = io::is_gguf(model);
+  if (const auto file = model / "chat_template.jinja"; !is_file && std::filesystem::exists(file)) {
+    return read_jinja_template(file, model);
   }
-  const auto config = folder / data::kTokenizerConfigFile;
+  const auto config = is_file ? model : model / data::kTokenizerConfigFile;
   if (!std::filesystem::exists(config)) return std::nullopt;
-  const auto content = io::read_json(config);
+  const auto content = is_file ? data::gguf_tokenizer_config(config.string()) : io::read_json(config);
   JinjaSource source{.file = config.string(),
                      .templates = read_field(io::Fields(content, io::refuse_in_file(config.string())))};
   if (source.templates.empty()) return std::nullopt;
-  source.variables = variables_of(folder);
+  source.variables = variables_of(model);
   return source;
 }
 
-JinjaSource read_jinja_template(const std::filesystem::path& file, const std::filesystem::path& folder) {
-  return {.file = file.string(), .templates = {{kDefault, read_text(file)}}, .variables = variables_of(folder)};
+JinjaSource read_jinja_template(const std::filesystem::path& file, const std::filesystem::path& model) {
+  return {.file = file.string(), .templates = {{kDefault, read_text(file)}}, .variables = variables_of(model)};
 }
 
 std::shared_ptr<const ChatTemplate> make_jinja_template(JinjaSource source, const std::vector<std::string>& special,

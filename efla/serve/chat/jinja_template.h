@@ -20,12 +20,13 @@ struct JinjaSource {
   std::map<std::string, std::string> variables = {};  // such as bos_token, by name
 };
 
-// Returns the template in a model's folder: in chat_template.jinja, otherwise in tokenizer_config.json. Nothing where
-// the folder has none. Throws IoError(content) for templates without one named "default".
-std::optional<JinjaSource> find_jinja_template(const std::filesystem::path& folder);
+// Returns the template of a model: in a GGUF file, or in a folder's chat_template.jinja, otherwise in its
+// tokenizer_config.json. Nothing where the model has none. Throws IoError(content) for templates without one named
+// "default".
+std::optional<JinjaSource> find_jinja_template(const std::filesystem::path& model);
 
-// Returns the template in a file, with the variables of the tokenizer in a model's folder.
-JinjaSource read_jinja_template(const std::filesystem::path& file, const std::filesystem::path& folder);
+// Returns the template in a file, with the variables of a model's tokenizer.
+JinjaSource read_jinja_template(const std::filesystem::path& file, const std::filesystem::path& model);
 
 // Returns a template that a process renders (template_worker.h); nullptr where Python or jinja2 is missing. special:
 // the texts of special tokens. Throws IoError(content) where jinja2 does not take the template.

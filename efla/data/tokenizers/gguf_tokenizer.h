@@ -1,0 +1,28 @@
+// The tokenizer and the chat template in a GGUF file, as the files of Hugging Face's tokenizers and transformers would
+// have them.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "efla/data/tokenizers/tokenizer.h"
+
+namespace efla::data {
+
+// Returns whether the file at `path` has a tokenizer.
+bool has_gguf_tokenizer(const std::string& path);
+
+// Returns the tokenizer.json: BPE over bytes ("gpt2") with one of the ways to split a text that efla knows. Tokens that
+// only fill the vocabulary are left out. Throws IoError(content) for other kinds of tokenizers, and where the file
+// contradicts itself.
+nlohmann::json gguf_tokenizer_document(const std::string& path);
+
+// Returns the tokenizer_config.json: bos_token, eos_token, pad_token and unk_token, and chat_template, each if the file
+// has it. Throws IoError(content) for an id without a token.
+nlohmann::json gguf_tokenizer_config(const std::string& path);
+
+// Makes the tokenizer of these two.
+std::unique_ptr<Tokenizer> make_gguf_tokenizer(const std::string& path);
+
+}  // namespace efla::data
