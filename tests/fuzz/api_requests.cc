@@ -15,7 +15,7 @@ namespace efla::fuzz {
 void api_requests(io::ByteView bytes) {
   if (bytes.empty()) return;
   using Parse = void (*)(const nlohmann::json&, std::string_view);
-  static constexpr std::array<Parse, 8> kParse{
+  static constexpr std::array<Parse, 10> kParse{
       [](const nlohmann::json& body, std::string_view) {
         const auto request = serve::parse_completion(body);
         require(!request.prompts.empty() && request.n >= 1, "a prompt and a reply");
@@ -37,10 +37,19 @@ void api_requests(io::ByteView bytes) {
       [](const nlohmann::json& body, std::string_view) { serve::parse_create_session(body); },
       [](const nlohmann::json& body, std::string_view) { serve::parse_fork(body); },
       [](const nlohmann::json& body, std::string_view) { serve::parse_rewind(body); },
+      [](const nlohmann::json& body, std::string_view text) {
+        const auto request = serve::parse_message(body, text);
+        require(!request.chat.messages.empty(), "a message");
+        require(request.chat.tools.empty() || nlohmann::json::accept(request.chat.tools), "tools in JSON");
+        for (const auto& message : request.chat.messages) {
+          for (const auto& call : message.tool_calls) require(serve::is_json_object(call.arguments), "arguments");
+        }
+      },
+      [](const nlohmann::json& body, std::string_view text) { serve::parse_message_count(body, text); },
   };
   const std::string_view body(reinterpret_cast<const char*>(bytes.data()) + 1, bytes.size() - 1);
   try {
-    kParse[bytes[0] % kParse.size()](serve::parse_body(body), body);
+    kParse[bytes[0] % 16 % kParse.size()](serve::parse_body(body), body);
   } catch (const serve::ApiError& error) {
     require(error.status == 400, "an error of the client");
     require(!error.message.empty() && error.message.size() < 2000, "a short message");

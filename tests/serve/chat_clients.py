@@ -203,13 +203,9 @@ def ends_with_the_server(server):
     raise AssertionError(f"processes that outlive the server: {left}")
 
 
-CHECKS = (tools, tools_stream, agent, cut_off, thinking, responses, responses_stream, special_tokens, refusals)
-
-
-def main(arguments):
-    if len(arguments) != 3:
-        sys.exit(__doc__)
-    program, model, template = (pathlib.Path(argument).resolve() for argument in arguments)
+@contextlib.contextmanager
+def serving(program, model, template, *options):
+    """Starts a server of a copy of the model whose replies logit_bias forces. Gives its process and its address."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name) / "model"
         folder.mkdir()
@@ -218,24 +214,36 @@ def main(arguments):
         write_weights(model / "model.safetensors", folder / "model.safetensors")
         write_tokenizer(folder)
         (folder / "chat_template.jinja").symlink_to(template)
-        server = subprocess.Popen([program, "serve", folder, "--port", "0", "--device", "cpu"], stdout=subprocess.PIPE, text=True)
-        url = server.stdout.readline().split()[-1]
-        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
-        failed = False
-        for check in CHECKS:
-            try:
-                check(client, "model")
-                print(f"{check.__name__}: passed")
-            except Exception as error:  # every check is worth its line
-                failed = True
-                print(f"{check.__name__}: {type(error).__name__}: {error}")
+        server = subprocess.Popen([program, "serve", folder, "--port", "0", "--device", "cpu", *options], stdout=subprocess.PIPE, text=True)
         try:
-            ends_with_the_server(server)
-            print("ends_with_the_server: passed")
-        except Exception as error:
+            yield server, server.stdout.readline().split()[-1]
+        finally:
+            server.kill()
+
+
+def run_checks(checks, *arguments):
+    """Runs each check and prints a line about it. Returns whether one has failed."""
+    failed = False
+    for check in checks:
+        try:
+            check(*arguments)
+            print(f"{check.__name__}: passed")
+        except Exception as error:  # every check is worth its line
             failed = True
-            print(f"ends_with_the_server: {type(error).__name__}: {error}")
-        server.kill()
+            print(f"{check.__name__}: {type(error).__name__}: {error}")
+    return failed
+
+
+CHECKS = (tools, tools_stream, agent, cut_off, thinking, responses, responses_stream, special_tokens, refusals)
+
+
+def main(arguments):
+    if len(arguments) != 3:
+        sys.exit(__doc__)
+    with serving(*(pathlib.Path(argument).resolve() for argument in arguments)) as (server, url):
+        client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
+        failed = run_checks(CHECKS, client, "model")
+        failed = run_checks((ends_with_the_server,), server) or failed
     print(f"with openai {openai.__version__}")
     sys.exit(failed)
 

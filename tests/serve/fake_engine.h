@@ -38,6 +38,7 @@ class FakeEngine : public engine::Engine {
   std::atomic<std::chrono::milliseconds> prefill{std::chrono::milliseconds(0)};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
   std::atomic<std::int64_t> pending = 1;  // of every session
+  std::atomic<std::int64_t> cached = 0;   // tokens of every prompt
   std::function<void()> submitting;       // called by each submit
   std::atomic<int> cancelled = 0;
   std::atomic<std::uint64_t> steps = 0;
@@ -321,6 +322,7 @@ class FakeEngine : public engine::Engine {
     if (job.request.disposable) disposable_.push_back(job.request.save_as);
     if (!job.request.stop.empty()) finish.text = job.reply;
     finish.usage = {.prompt_tokens = static_cast<std::int64_t>(job.request.prompt.size()),
+                    .cached_tokens = cached,
                     .completion_tokens = job.drawn};
     auto listener = std::move(job.listener);
     job.request.save_as.clear();

@@ -167,8 +167,8 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
   }
   refused(five + "]}", "messages", "got 5 messages with cache_control, expected at most 4");
   refused(part + R"({"type": "forever"}}]}]})", "messages[0].content[0].cache_control.type", "expected \"ephemeral\"");
-  refused(part + R"({"type": "ephemeral", "ttl": "1h"}}]}]})", "messages[0].content[0].cache_control.ttl",
-          "expected no such field");
+  refused(part + R"({"type": "ephemeral", "ttl": "2h"}}]}]})", "messages[0].content[0].cache_control.ttl",
+          "expected \"5m\" or \"1h\"");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs",
           "expected only with \"logprobs\": true");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})", "tools[0].function",

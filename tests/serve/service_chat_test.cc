@@ -1,41 +1,8 @@
 // Chats with the template of a model, over a socket.
-#include "efla/serve/chat/jinja_template.h"
-#include "tests/serve/service_fixture.h"
-#include "tests/support/special_tokens.h"
+#include "tests/serve/chat_fixture.h"
 
 namespace efla::serve {
 namespace {
-
-const std::vector<std::string> kSpecial{"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
-
-class ServiceChatTest : public ServiceTest {
- protected:
-  // Starts a server with a template in Jinja. Returns false where jinja2 is missing.
-  bool start_with(const std::string& chat_template, const std::string& script) {
-    tokenizer_ = test::tokenizer_with_special_tokens();
-    options_.chat = make_jinja_template({.file = "t.jinja", .templates = {{"default", chat_template}}}, kSpecial);
-    if (options_.chat == nullptr) return false;
-    start(script);
-    return true;
-  }
-  // The text of the last prompt, with the texts of its special tokens.
-  std::string prompt() const {
-    std::string text;
-    const auto& tokenizer = *engine_->info().tokenizer;
-    for (const auto id : engine_->last().prompt) {
-      const auto special = tokenizer.special_texts().find(id);
-      text += special == tokenizer.special_texts().end() ? std::string(tokenizer.bytes_of(id)) : special->second;
-    }
-    return text;
-  }
-  std::ptrdiff_t special_tokens() const {
-    return std::ranges::count_if(engine_->last().prompt, [](std::int32_t id) { return id >= test::kTextEnd; });
-  }
-};
-
-constexpr const char* kChatml =
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 json user(const std::string& content) { return {{"role", "user"}, {"content", content}}; }
 
@@ -98,19 +65,11 @@ TEST_F(ServiceChatTest, ATemplateRefusesAndHasVariables) {
   wrong({{"enable_thinking", true}}, "chat_template_kwargs");
 }
 
-const std::string kThinking =
-    std::string(kChatml) + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}{# </think> #}";
-const std::string kTools = "{{ tools | tojson if tools }}{# <tool_call><function= #}" + kThinking;
-
 const json& tools() {
   static const json kList = json::parse(R"([{"type": "function", "function": {"name": "get", "description": "d",
       "parameters": {"type": "object", "properties": {"days": {"type": "integer"}}}}}])");
   return kList;
 }
-
-constexpr const char* kReply =
-    "why\n</think>\n\nI "
-    "look.\n\n<tool_call>\n<function=get>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>$";
 
 // Joins the deltas of a stream as OpenAI's client does.
 json joined(const std::vector<json>& events) {

@@ -17,31 +17,6 @@ namespace {
 using io::Fields;
 using io::JsonText;
 
-constexpr std::size_t kMostCached = 4;
-
-std::string place(const std::string& list, std::size_t i) { return list + "[" + std::to_string(i) + "]"; }
-
-// Calls f(fields, i) for the objects of a list, one at a time, because the fields of each take memory.
-template <class F>
-void for_each_object(const Fields& fields, const std::string& name, const nlohmann::json& list, const F& f) {
-  for (std::size_t i = 0; i < list.size(); ++i) f(fields.within(place(name, i), list[i]), i);
-}
-
-const nlohmann::json* find_list(const Fields& fields, const std::string& name, const std::string& expected) {
-  const auto* list = fields.find(name);
-  if (list != nullptr && !list->is_array()) fields.refuse(name, expected);
-  return list;
-}
-
-// Reads the mark of Anthropic's API on a part of a message: {"type": "ephemeral"}.
-bool read_cache_control(const Fields& fields) {
-  if (fields.find("cache_control") == nullptr) return false;
-  const auto control = fields.object("cache_control");
-  if (control.find<std::string>("type") != "ephemeral") control.refuse("type", "\"ephemeral\"");
-  refuse_others(control);
-  return true;
-}
-
 // Reads a text, or a list of parts of one of the types.
 void read_text(const Fields& fields, const std::string& name, const std::vector<std::string>& types,
                ChatMessage& message) {
@@ -172,13 +147,7 @@ void read_messages(const Fields& fields, const std::string& name, bool items, st
     auto read = read_message(message, types, field);
     items ? add_message(std::move(read), chat) : chat.push_back(std::move(read));
   });
-  const auto cached = std::ranges::count_if(chat, &ChatMessage::cached);
-  if (std::cmp_greater(cached, kMostCached)) {
-    throw ApiError(400,
-                   name + ": got " + std::to_string(cached) + " messages with cache_control, expected at most " +
-                       std::to_string(kMostCached),
-                   name);
-  }
+  require_few_marks(chat, name);
 }
 
 // Reads name, schema and other fields of a tool.
@@ -267,6 +236,32 @@ void read_ends(const Fields& fields, Chat& chat) {
 }
 
 }  // namespace
+
+const nlohmann::json* find_list(const Fields& fields, const std::string& name, const std::string& expected) {
+  const auto* list = fields.find(name);
+  if (list != nullptr && !list->is_array()) fields.refuse(name, expected);
+  return list;
+}
+
+bool read_cache_control(const Fields& fields) {
+  if (fields.find("cache_control") == nullptr) return false;
+  const auto control = fields.object("cache_control");
+  if (control.find<std::string>("type") != "ephemeral") control.refuse("type", "\"ephemeral\"");
+  const auto time = control.find<std::string>("ttl").value_or("5m");  // cached states have no time of their own
+  if (time != "5m" && time != "1h") control.refuse("ttl", "\"5m\" or \"1h\"");
+  refuse_others(control);
+  return true;
+}
+
+void require_few_marks(const std::vector<ChatMessage>& chat, const std::string& name) {
+  constexpr std::size_t kMostCached = 4;
+  const auto cached = std::ranges::count_if(chat, &ChatMessage::cached);
+  if (std::cmp_less_equal(cached, kMostCached)) return;
+  throw ApiError(400,
+                 name + ": got " + std::to_string(cached) + " messages with cache_control, expected at most " +
+                     std::to_string(kMostCached),
+                 name);
+}
 
 GenerationRequest parse_chat(const nlohmann::json& body, std::string_view text) {
   const auto fields = fields_of(body);

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// A field of OpenAI's API or of vLLM's.
+// A field of OpenAI's API, of vLLM's or of Anthropic's.
 struct Default {
   Place place;
   const char* name;
@@ -19,7 +19,8 @@ struct Default {
 
 const std::vector<Default>& defaults() {
   constexpr auto kRequest = Place::generation, kMessage = Place::message, kPart = Place::content_part,
-                 kStream = Place::stream_options;
+                 kStream = Place::stream_options, kAnthropic = Place::anthropic_request, kTool = Place::anthropic_tool,
+                 kBlock = Place::anthropic_block;
   const auto values = [](const char* text) { return json::parse(text); };
   static const std::vector<Default> kDefaults{
       // No tools.
@@ -68,6 +69,17 @@ const std::vector<Default>& defaults() {
       {kMessage, "annotations", nullptr},
       {kPart, "annotations", nullptr},
       {kPart, "logprobs", nullptr},
+      // Anthropic's.
+      {kAnthropic, "metadata", nullptr},  // says who the client's user is
+      {kAnthropic, "service_tier", values(R"(["auto", "standard_only"])")},
+      {kAnthropic, "speed", values(R"(["standard"])")},
+      {kAnthropic, "output_config", values(R"([{}, {"effort": "high"}])")},
+      {kTool, "defer_loading", values("[false]")},
+      {kTool, "allowed_callers", values(R"([["direct"]])")},
+      {kTool, "eager_input_streaming", values("[true, false]")},
+      {kTool, "input_examples", values("[[]]")},
+      {kBlock, "citations", values("[[]]")},
+      {kBlock, "caller", values(R"([{"type": "direct"}])")},
   };
   return kDefaults;
 }

@@ -6,7 +6,16 @@
 namespace efla::serve {
 
 // Where fields stand.
-enum class Place { generation, stream_options, message, content_part };
+// anthropic_…: in requests of Anthropic's API.
+enum class Place {
+  generation,
+  stream_options,
+  message,
+  content_part,
+  anthropic_request,
+  anthropic_tool,
+  anthropic_block,
+};
 
 // Accepts such fields, because clients write out defaults and send back the replies that they got. Throws ApiError for
 // a field of this kind with another value. Leaves out fields that the caller has read itself.

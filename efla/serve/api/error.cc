@@ -18,9 +18,31 @@ const char* type_of(int status) {
   return status == 429 ? "rate_limit_error" : "invalid_request_error";
 }
 
+const char* anthropic_type_of(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "overloaded_error";
+    default:
+      return status >= 500 ? "api_error" : "invalid_request_error";
+  }
+}
+
 }  // namespace
 
-std::string to_json(const ApiError& error) {
+std::string to_json(const ApiError& error, ErrorShape shape) {
+  if (shape == ErrorShape::anthropic) {
+    JsonText inner{{"type", anthropic_type_of(error.status)}, {"message", error.message}};
+    if (!error.code.empty()) inner.add("details", {{"error_code", error.code}});
+    return JsonText{{"type", "error"}, {"error", inner}}.text();
+  }
   const JsonText inner{{"message", error.message},
                        {"type", type_of(error.status)},
                        {"param", text_or_null(error.param)},
@@ -28,10 +50,10 @@ std::string to_json(const ApiError& error) {
   return JsonText{{"error", inner}}.text();
 }
 
-HttpReply to_reply(const ApiError& error) {
-  HttpReply reply{.status = error.status, .body = to_json(error)};
+HttpReply to_reply(const ApiError& error, ErrorShape shape) {
+  HttpReply reply{.status = error.status, .body = to_json(error, shape)};
   if (error.status == 429 || error.status == 503) reply.fields.emplace_back("Retry-After: 1");
-  // Clients of OpenAI's API send a request with status 500 again, although it may have advanced its session.
+  // OpenAI's and Anthropic's clients send a request with status 500 again, although it may have advanced its session.
   if (error.status == 500) reply.fields.emplace_back("x-should-retry: false");
   if (!error.allow.empty()) reply.fields.emplace_back("Allow: " + error.allow);
   if (error.status == 401) reply.fields.emplace_back("WWW-Authenticate: Bearer");

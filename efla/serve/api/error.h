@@ -1,4 +1,4 @@
-// An error that a client gets, in the shape of OpenAI's API.
+// An error that a client gets, in the shape of OpenAI's or Anthropic's API.
 #pragma once
 
 #include <exception>
@@ -21,12 +21,15 @@ struct ApiError : std::exception {
   std::string allow = {};   // of status 405: the methods of the path
 };
 
-// Returns {"error": {message, type, param, code}}.
-std::string to_json(const ApiError& error);
+// openai: {"error": {message, type, param, code}}; anthropic: {"type": "error", "error": {type, message, details}},
+// with the code, if there is one, as error_code of the details.
+enum class ErrorShape { openai, anthropic };
 
-// Returns the reply with an error; with Retry-After for 429 and 503, and without a second try by OpenAI's clients for
-// 500.
-HttpReply to_reply(const ApiError& error);
+std::string to_json(const ApiError& error, ErrorShape shape = ErrorShape::openai);
+
+// Returns the reply with an error; with Retry-After for 429 and 503, and without a second try by the clients of both
+// APIs for 500.
+HttpReply to_reply(const ApiError& error, ErrorShape shape = ErrorShape::openai);
 
 // Returns the exception that is being handled as an error of the API, with names of sessions as the client knows them.
 // An exception that nobody expects has status 500.

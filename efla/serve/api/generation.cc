@@ -8,6 +8,8 @@
 #include <variant>
 
 #include "efla/serve/api/generation_run.h"
+#include "efla/serve/api/message_format.h"
+#include "efla/serve/api/response_format.h"
 #include "efla/serve/chat/json_slices.h"
 
 namespace efla::serve {
@@ -42,6 +44,48 @@ void require_variables(const Chat& chat, const ChatTemplate& chat_template) {
   if (!chat.variables.empty() && source.empty()) refuse("chat_template_kwargs");
 }
 
+// Returns the name of the field that a prompt comes from.
+const char* prompt_field(Shape shape) {
+  if (shape == Shape::completion) return "prompt";
+  return shape == Shape::response ? "input" : "messages";
+}
+
+const char* id_prefix(Shape shape) {
+  switch (shape) {
+    case Shape::completion:
+      return "cmpl-";
+    case Shape::chat:
+      return "chatcmpl-";
+    case Shape::response:
+      return "resp_";
+    case Shape::message:
+      return "msg_";
+  }
+  return "";
+}
+
+// Renders the chat of a request. pending: of the text that the chat continues. Throws ApiError.
+RenderedChat render_chat(const ApiContext& context, GenerationRequest& request, const Pending& pending) {
+  const auto& chat_template = *context.options.chat;
+  auto& chat = request.chat;
+  // The variables of a message say how much it may reason, and a template without variables has no reasoning.
+  if (request.shape == Shape::message && chat_template.source(false).empty()) chat.variables.clear();
+  try {
+    require_variables(chat, chat_template);
+    return !pending ? chat_template.render(chat) : RenderedChat{.text = chat_template.continuation(chat)};
+  } catch (const TemplateError& error) {
+    const bool about_chat = error.status == 400 && error.field.empty();
+    throw ApiError(error.status, error.message, about_chat ? prompt_field(request.shape) : error.field);
+  }
+}
+
+// Returns the ids of a chat's text.
+std::vector<std::int32_t> chat_ids(const ApiContext& context, const GenerationRequest& request, const ChatText& text,
+                                   const Pending& pending, HttpExchange& exchange) {
+  const bool bos = !context.options.chat->writes_bos() && request.bos.value_or(context.options.bos);
+  return encode_chat(context, text, bos, pending, prompt_field(request.shape), exchange);
+}
+
 }  // namespace
 
 void Generation::start() {
@@ -74,13 +118,11 @@ void Generation::prepare() {
                    field);
   }
   if (!request_.seeded) request_.sampling.seed = std::random_device{}();
-  const char* prefix = request_.shape == Shape::chat       ? "chatcmpl-"
-                       : request_.shape == Shape::response ? "resp_"
-                                                           : "cmpl-";
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  head_ = {random_name(prefix), options.model, std::chrono::duration_cast<std::chrono::seconds>(now).count(),
-           request_.shape};
-  if (request_.shape == Shape::response) response_ = std::make_unique<ResponseFormat>(head_, request_);
+  head_ = {random_name(id_prefix(request_.shape)), options.model,
+           std::chrono::duration_cast<std::chrono::seconds>(now).count(), request_.shape};
+  if (request_.shape == Shape::response) items_ = std::make_unique<ResponseFormat>(head_, request_);
+  if (request_.shape == Shape::message) items_ = std::make_unique<MessageFormat>(head_, request_);
   prepare_states();
   prepare_prompts();
   exchange_->hold(static_cast<std::ptrdiff_t>(most_reply_bytes()));
@@ -122,29 +164,20 @@ void Generation::prepare_states() {
   if (request_.store) save_as_ = engine_name(client_, head_.id);
 }
 
-// Renders a chat, whose field in the request is `field`, and makes it the prompt.
-void Generation::prepare_chat(const std::string& field) {
+// Renders a chat and makes it the prompt.
+void Generation::prepare_chat() {
   const auto& chat_template = *context_.options.chat;
-  const bool bos = !chat_template.writes_bos() && request_.bos.value_or(context_.options.bos);
-  const auto encode = [&](const ChatText& text) {
-    return encode_chat(context_, text, bos, pending_, field, *exchange_);
-  };
-  try {
-    require_variables(request_.chat, chat_template);
-    const auto rendered = !pending_ ? chat_template.render(request_.chat)
-                                    : RenderedChat{.text = chat_template.continuation(request_.chat)};
-    prompts_.push_back(encode(rendered.text));
-    for (const auto& beginning : rendered.beginnings) {
-      if (beginning != ChatText{""}) cache_after_.push_back(std::ssize(encode(beginning)));
-    }
-    const auto source = chat_template.source(!request_.chat.tools.empty());
-    reply_format_.reasoning = source.find("</think>") != std::string_view::npos;
-    reply_format_.in_reasoning = reply_format_.reasoning && opens_reasoning(rendered.text);
-    if (!request_.tools.empty()) {
-      reply_format_.calls = context_.options.tool_format.value_or(tool_format_of(source));
-    }
-  } catch (const TemplateError& error) {
-    throw ApiError(error.status, error.message, error.status == 400 && error.field.empty() ? field : error.field);
+  const auto rendered = render_chat(context_, request_, pending_);
+  const auto encode = [&](const ChatText& text) { return chat_ids(context_, request_, text, pending_, *exchange_); };
+  prompts_.push_back(encode(rendered.text));
+  for (const auto& beginning : rendered.beginnings) {
+    if (beginning != ChatText{""}) cache_after_.push_back(std::ssize(encode(beginning)));
+  }
+  const auto source = chat_template.source(!request_.chat.tools.empty());
+  reply_format_.reasoning = source.find("</think>") != std::string_view::npos;
+  reply_format_.in_reasoning = reply_format_.reasoning && opens_reasoning(rendered.text);
+  if (!request_.tools.empty()) {
+    reply_format_.calls = context_.options.tool_format.value_or(tool_format_of(source));
   }
   const auto stop = chat_template.stop();
   request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
@@ -159,23 +192,21 @@ void Generation::prepare_parsers() {
   reply_format_.tools = request_.tools;
   for (auto& choice : choices_) {
     auto format = reply_format_;
-    format.id = random_name("call_");
+    format.id = random_name(request_.shape == Shape::message ? "toolu_" : "call_");
     choice.parser.emplace(std::move(format));
   }
 }
 
 void Generation::prepare_prompts() {
   const bool bos = request_.bos.value_or(context_.options.bos);
-  const char* field = request_.shape == Shape::completion ? "prompt"
-                      : request_.shape == Shape::chat     ? "messages"
-                                                          : "input";
+  const char* field = prompt_field(request_.shape);
   const auto encode = [&](const Prompt& prompt) {
     return encode_prompt(context_, prompt, bos, pending_, field, *exchange_);
   };
   if (request_.shape == Shape::completion) {
     cache_after_ = {request_.cache_tokens};
   } else {
-    prepare_chat(field);
+    prepare_chat();
   }
   for (auto& prompt : request_.prompts) {
     prompts_.push_back(encode(prompt));
@@ -184,6 +215,7 @@ void Generation::prepare_prompts() {
       echoes_.push_back(echo_of(tokenizer(), std::move(prompt), prompts_.back(), added, request_.logprobs >= 0));
     }
   }
+  prompt_tokens_ = std::ssize(prompts_.front());
   request_.prompts.clear();  // frees memory, because a request may wait for long
   request_.chat = {};
   if (const auto most = context_.info.max_queue; std::cmp_greater(replies(), most)) {
@@ -251,6 +283,12 @@ void Generation::release() {
 void start_generation(ApiContext& context, GenerationRequest request, const std::string& client,
                       const std::shared_ptr<HttpExchange>& exchange) {
   std::make_shared<Generation>(context, std::move(request), client, exchange)->start();
+}
+
+std::int64_t count_prompt(const ApiContext& context, GenerationRequest request, HttpExchange& exchange) {
+  check_model(context, request.model);
+  const auto rendered = render_chat(context, request, {});
+  return std::ssize(chat_ids(context, request, rendered.text, {}, exchange));
 }
 
 }  // namespace efla::serve

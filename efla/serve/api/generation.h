@@ -1,6 +1,7 @@
 // One request for text: its prompts go to the engine, its replies come back whole or as a stream.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,5 +15,8 @@ namespace efla::serve {
 // requests running.
 void start_generation(ApiContext& context, GenerationRequest request, const std::string& client,
                       const std::shared_ptr<HttpExchange>& exchange);
+
+// Returns the number of tokens of a chat's prompt. Throws ApiError.
+std::int64_t count_prompt(const ApiContext& context, GenerationRequest request, HttpExchange& exchange);
 
 }  // namespace efla::serve

@@ -15,7 +15,7 @@ void Generation::begin_stream() {
   const std::lock_guard lock(mutex_);
   if (failed_ || std::exchange(begun_, true)) return;
   exchange_->begin_events();
-  if (response_) return exchange_->write(response_->first_events());
+  if (items_) return exchange_->write(items_->first_events(prompt_tokens_));
   std::string events;
   for (std::size_t i = 0; i < replies(); ++i) events += first_event(head_, i);
   exchange_->write(events);
@@ -72,9 +72,9 @@ void Generation::send_text(std::size_t index, std::string_view text, std::span<c
 void Generation::send_deltas(std::size_t index, std::span<const ReplyDelta> deltas,
                              std::span<const ScoredToken> fresh) {
   const auto& calls = choices_[index].parser->calls();
-  if (response_) {
+  if (items_) {
     if (request_.stream && !deltas.empty()) begin_stream();
-    const auto events = response_->push(deltas, calls);
+    const auto events = items_->push(deltas, calls);
     if (request_.stream && !events.empty()) exchange_->write(events);
     return;
   }
@@ -103,7 +103,7 @@ void Generation::finish(std::size_t index, const engine::Finish& finish) {
     if (request_.stream && !finish.text.empty()) send_text(index, finish.text, {});
   }
   if (request_.stream) begin_stream();
-  if (request_.stream && !response_) exchange_->write(last_event(head_, index, choice));
+  if (request_.stream && !items_) exchange_->write(last_event(head_, index, choice));
   release();
 }
 
@@ -123,8 +123,8 @@ void Generation::answer() {
   if (state.text) extra.add("state", to_base64(context_.options.state_keys.sign(context_.engine.save(state))));
   state = state_ = {};
   if (request_.stream) {
-    if (response_) {
-      exchange_->write(response_->finish(choices_.front(), usage_));
+    if (items_) {
+      exchange_->write(items_->finish(choices_.front(), usage_));
     } else {
       if (request_.include_usage) extra.add("usage", usage_json(usage_, choices_));
       // One write, because a state is large, and a write closes a connection that has too many unsent bytes.
@@ -133,8 +133,8 @@ void Generation::answer() {
     return exchange_->end();
   }
   for (std::size_t i = 0; i < replies(); ++i) begin_reply(i);  // replies without a token have an echo too
-  if (response_) response_->finish(choices_.front(), usage_);
-  auto body = response_ ? response_->object() : reply_json(head_, choices_, usage_, tokenizer());
+  if (items_) items_->finish(choices_.front(), usage_);
+  auto body = items_ ? items_->object() : reply_json(head_, choices_, usage_, tokenizer());
   body.add_all(extra);
   exchange_->reply({.body = std::move(body).text()});
 }
@@ -143,8 +143,9 @@ void Generation::fail(const ApiError& error) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(failed_, true)) return;
   for (const auto id : ids_) context_.engine.cancel(id);
-  if (!begun_) return exchange_->reply(to_reply(error));
-  exchange_->write(response_ ? response_->error_event(error.message) : event(to_json(error)));
+  const auto shape = request_.shape == Shape::message ? ErrorShape::anthropic : ErrorShape::openai;
+  if (!begun_) return exchange_->reply(to_reply(error, shape));
+  exchange_->write(items_ ? items_->error_event(error) : event(to_json(error)));
   exchange_->end();
 }
 

@@ -17,8 +17,8 @@
 #include "efla/serve/api/echo.h"
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/formats.h"
+#include "efla/serve/api/item_format.h"
 #include "efla/serve/api/requests.h"
-#include "efla/serve/api/response_format.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
@@ -54,7 +54,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepare();
   void prepare_states();
   void prepare_prompts();
-  void prepare_chat(const std::string& field);
+  void prepare_chat();
   void prepare_parsers();
   void submit_all();
   void submit(engine::Request request, std::size_t prompt);
@@ -90,8 +90,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   GenerationRequest request_;
   std::shared_ptr<HttpExchange> exchange_;
   ReplyHead head_;
-  std::unique_ptr<ResponseFormat> response_;
+  std::unique_ptr<ItemFormat> items_;  // of a response and a message
   std::vector<std::vector<std::int32_t>> prompts_;
+  std::int64_t prompt_tokens_ = 0;         // of the first prompt
   std::vector<Echo> echoes_;               // of every prompt, with echo
   std::vector<std::int64_t> cache_after_;  // of every prompt
   std::string from_, save_as_;             // engine's names

@@ -29,7 +29,12 @@ std::optional<std::string> Keys::client(std::string_view authorization) const {
   const auto blanks =
       std::min(authorization.find_first_not_of(' '), authorization.size());  // RFC 9110, 11.4: at least 1
   if (blanks == 0) return std::nullopt;
-  const auto digest = io::sha256(io::as_bytes(authorization.substr(blanks)));
+  return client_of_key(authorization.substr(blanks));
+}
+
+std::optional<std::string> Keys::client_of_key(std::string_view key) const {
+  if (digests_.empty()) return "";
+  const auto digest = io::sha256(io::as_bytes(key));
   std::optional<std::string> client;
   for (const auto& known : digests_) {
     if (CRYPTO_memcmp(known.data(), digest.data(), digest.size()) == 0) client = known.substr(0, kClientDigits);

@@ -22,6 +22,8 @@ class Keys {
   // Returns the name of the client of a header "Authorization: Bearer KEY": the first digits of the key's SHA-256, or
   // "" where there are no keys. Returns nothing for a wrong key.
   std::optional<std::string> client(std::string_view authorization) const;
+  // Returns the same for a key alone, as the header x-api-key has it.
+  std::optional<std::string> client_of_key(std::string_view key) const;
 
  private:
   std::vector<std::string> digests_;  // hexadecimal SHA-256

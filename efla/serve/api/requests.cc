@@ -49,11 +49,11 @@ void read_prompts(const Fields& fields, GenerationRequest& request) {
   for (const auto& prompt : *value) request.prompts.push_back(one_prompt(prompt, fields, "prompt"));
 }
 
-void read_stop(const Fields& fields, GenerationRequest& request) {
-  if (const auto* stop = fields.find("stop")) {
+void read_stop(const Fields& fields, const std::string& name, GenerationRequest& request) {
+  if (const auto* stop = fields.find(name)) {
     const auto read = [&](const nlohmann::json& text) {
       if (!text.is_string() || text.get_ref<const std::string&>().empty() || request.stop.size() == kMostStops) {
-        fields.refuse("stop", "a text or at most " + std::to_string(kMostStops) + " texts, none empty");
+        fields.refuse(name, "a text or at most " + std::to_string(kMostStops) + " texts, none empty");
       }
       request.stop.push_back(text.get<std::string>());
     };
@@ -93,7 +93,7 @@ void read_session_name(const Fields& fields, const char* name, std::string& into
   }
 }
 
-void read_common(const Fields& fields, GenerationRequest& request) {
+void read_common(const Fields& fields, GenerationRequest& request, const std::string& stop) {
   request.model = fields.find<std::string>("model").value_or("");
   auto& sampling = request.sampling;
   sampling.temperature = fields.find<double>("temperature", 0, 100).value_or(1.0);
@@ -107,7 +107,7 @@ void read_common(const Fields& fields, GenerationRequest& request) {
     sampling.seed = static_cast<std::uint64_t>(*seed);
     request.seeded = true;
   }
-  read_stop(fields, request);
+  read_stop(fields, stop, request);
   request.stream = fields.find<bool>("stream").value_or(false);
   fields.find<std::string>("user");  // accepted, but not used
 }

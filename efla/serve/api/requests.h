@@ -18,7 +18,7 @@ namespace efla::serve {
 using Prompt = std::variant<std::string, std::vector<std::int32_t>>;
 
 // The shape of the reply.
-enum class Shape { completion, chat, response };
+enum class Shape { completion, chat, response, message };
 
 struct GenerationRequest {
   Shape shape = Shape::completion;
@@ -48,11 +48,13 @@ struct GenerationRequest {
   bool store = false;             // under the response's id
 };
 
-// Parse the bodies of the three endpoints. Throw ApiError with status 400. text: what the body was parsed from, because
-// chat templates show the members of objects in the client's order.
+// Parse the bodies of the endpoints. Throw ApiError with status 400. text: what the body was parsed from, because chat
+// templates show the members of objects in the client's order.
 GenerationRequest parse_completion(const nlohmann::json& body);
 GenerationRequest parse_chat(const nlohmann::json& body, std::string_view text);
 GenerationRequest parse_response(const nlohmann::json& body, std::string_view text);
+GenerationRequest parse_message(const nlohmann::json& body, std::string_view text);
+GenerationRequest parse_message_count(const nlohmann::json& body, std::string_view text);  // the conversation alone
 
 struct TokenizeRequest {
   std::string text;

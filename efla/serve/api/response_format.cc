@@ -72,7 +72,7 @@ std::string ResponseFormat::event(const std::string& type, const JsonText& field
   return "event: " + type + "\ndata: " + all.text() + "\n\n";
 }
 
-std::string ResponseFormat::first_events() {
+std::string ResponseFormat::first_events(std::int64_t /*prompt_tokens*/) {
   auto events = event("response.created", {{"response", object()}});
   events += event("response.in_progress", {{"response", object()}});
   return events;
@@ -167,8 +167,8 @@ std::string ResponseFormat::finish(const Choice& choice, const engine::Usage& us
   return events + event(whole ? "response.completed" : "response.incomplete", {{"response", object()}});
 }
 
-std::string ResponseFormat::error_event(const std::string& message) {
-  return event("error", {{"code", "server_error"}, {"message", message}, {"param", nullptr}});
+std::string ResponseFormat::error_event(const ApiError& error) {
+  return event("error", {{"code", "server_error"}, {"message", error.message}, {"param", nullptr}});
 }
 
 }  // namespace efla::serve

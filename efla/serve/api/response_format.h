@@ -2,32 +2,26 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "efla/engine/engine.h"
-#include "efla/serve/api/formats.h"
+#include "efla/serve/api/item_format.h"
 #include "efla/serve/api/requests.h"
-#include "efla/serve/chat/reply_parser.h"
 
 namespace efla::serve {
 
-class ResponseFormat {
+class ResponseFormat : public ItemFormat {
  public:
   ResponseFormat(ReplyHead head, const GenerationRequest& request);
 
-  // Returns the first events of a stream.
-  std::string first_events();
-  // Adds pieces of the reply to the items of the output. Returns the events of a stream about them. calls: of the reply
-  // so far.
-  std::string push(std::span<const ReplyDelta> deltas, std::span<const ToolCall> calls);
-  // Adds the end of the reply. Returns the last events of a stream; object() is complete then.
-  std::string finish(const Choice& choice, const engine::Usage& usage);
-  std::string error_event(const std::string& message);
-
-  JsonText object() const;
+  std::string first_events(std::int64_t prompt_tokens) override;
+  std::string push(std::span<const ReplyDelta> deltas, std::span<const ToolCall> calls) override;
+  std::string finish(const Choice& choice, const engine::Usage& usage) override;
+  std::string error_event(const ApiError& error) override;
+  JsonText object() const override;
 
  private:
   // An item of the output: reasoning, a message or a call.

@@ -78,10 +78,15 @@ std::size_t bytes_of(const GenerationRequest& request) {
   return bytes + kBiasNode * (1 + replies) * request.sampling.logit_bias.size();
 }
 
-bool is_json(std::string_view content_type) {
+bool is_json_type(std::string_view content_type) {
   auto type = content_type.substr(0, content_type.find(';'));
   while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
   return lowercase(type) == "application/json";
+}
+
+// Returns the shape of errors at a path.
+ErrorShape error_shape(std::string_view path) {
+  return path.starts_with("/v1/messages") ? ErrorShape::anthropic : ErrorShape::openai;
 }
 
 }  // namespace
@@ -139,6 +144,11 @@ class Service::Implementation {
   // status 400, 404 or 405.
   const Route& find(const HttpRequest& head, std::string& name) const;
 
+  // Returns the name of the request's client; nothing for a wrong key.
+  std::optional<std::string> client_of(const HttpRequest& head) const {
+    const bool alone = head.authorization.empty() && !head.api_key.empty();
+    return alone ? keys_.client_of_key(head.api_key) : keys_.client(head.authorization);
+  }
   std::optional<HttpReply> check(const HttpRequest& head);
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange);
   void run_route(const Route& route, Call& call);
@@ -170,6 +180,12 @@ class Service::Implementation {
   void completions(Call& call) { generate(call, read_body(call, parse_completion)); }
   void chat(Call& call) { generate(call, read_body(call, parse_chat)); }
   void responses(Call& call) { generate(call, read_body(call, parse_response)); }
+  void messages(Call& call) { generate(call, read_body(call, parse_message)); }
+  void count_message(Call& call) {
+    auto request = read_body(call, parse_message_count);
+    call.exchange->hold(static_cast<std::ptrdiff_t>(bytes_of(request)));
+    call.exchange->reply(json_reply({{"input_tokens", count_prompt(context_, std::move(request), *call.exchange)}}));
+  }
   void delete_response(Call& call) { serve::delete_response(context_, call); }
   void tokenize(Call& call);
   void detokenize(Call& call);
@@ -213,6 +229,8 @@ const std::vector<Service::Implementation::Route>& Service::Implementation::rout
       {.method = "POST", .path = "/v1/chat/completions", .run = &I::chat, .json = true},
       {.method = "POST", .path = "/v1/responses", .run = &I::responses, .json = true},
       {.method = "DELETE", .path = "/v1/responses/NAME", .run = &I::delete_response},
+      {.method = "POST", .path = "/v1/messages", .run = &I::messages, .json = true},
+      {.method = "POST", .path = "/v1/messages/count_tokens", .run = &I::count_message, .json = true},
       {.method = "POST", .path = "/tokenize", .run = &I::tokenize, .json = true},
       {.method = "POST", .path = "/detokenize", .run = &I::detokenize, .json = true},
       {.method = "GET", .path = "/tokenizer_info", .run = &I::tokenizer_info, .quick = true},
@@ -249,28 +267,30 @@ std::optional<HttpReply> Service::Implementation::check(const HttpRequest& head)
   try {
     std::string name;
     const auto& route = find(head, name);
-    if (!route.open && !keys_.client(head.authorization)) {
-      throw ApiError(401, "the request needs the header \"Authorization: Bearer KEY\" with a key of this server", "",
-                     "invalid_api_key");
+    if (!route.open && !client_of(head)) {
+      throw ApiError(401,
+                     "the request needs the header \"Authorization: Bearer KEY\" or \"x-api-key: KEY\" with a key of "
+                     "this server",
+                     "", "invalid_api_key");
     }
     // A browser sends no JSON from a page of another origin unless the server allows the origin (CORS).
     if (!head.content_encoding.empty() && lowercase(head.content_encoding) != "identity") {
       throw ApiError(415, "Content-Encoding: got \"" + printable(head.content_encoding, 100) + "\", expected none");
     }
-    if (route.json && !is_json(head.content_type)) {
+    if (route.json && !is_json_type(head.content_type)) {
       throw ApiError(415, "Content-Type: got \"" + printable(head.content_type, 100) + "\", expected application/json");
     }
     if (stopping_ && (route.json || head.method == "PUT")) throw ApiError(503, "the server is stopping");
     return std::nullopt;
   } catch (const ApiError& error) {
-    return to_reply(error);
+    return to_reply(error, error_shape(head.path));
   }
 }
 
 void Service::Implementation::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   auto call = std::make_shared<Call>();
   const auto& route = find(request, call->name);
-  call->client = keys_.client(request.authorization).value_or("");
+  call->client = client_of(request).value_or("");
   call->request = std::move(request);
   call->exchange = std::move(exchange);
   if (route.quick) return run_route(route, *call);
@@ -287,7 +307,7 @@ void Service::Implementation::run_route(const Route& route, Call& call) {
     if (!call.name.empty() && route.run != &Implementation::model) check_session_name(call.name, "name");
     (this->*route.run)(call);
   } catch (...) {
-    call.exchange->reply(to_reply(current_error(call.client)));
+    call.exchange->reply(to_reply(current_error(call.client), error_shape(call.request.path)));
   }
 }
 

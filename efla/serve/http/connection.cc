@@ -125,6 +125,7 @@ void Connection::parsed_header() {
   request_.path = path_of(target);
   request_.query = query_of(target);
   request_.authorization = text(message[http::field::authorization]);
+  request_.api_key = text(message["x-api-key"]);
   request_.content_type = text(message[http::field::content_type]);
   request_.content_encoding = text(message[http::field::content_encoding]);
   keep_alive_ = message.keep_alive() && !host_.stopping;

@@ -35,7 +35,7 @@ struct HttpOptions {
 
 struct HttpRequest {
   std::string method, path, query;  // path: what path_of returns (syntax.h), percent-encoded; query: without "?"
-  std::string authorization, content_type, content_encoding;
+  std::string authorization, api_key, content_type, content_encoding;  // api_key: of x-api-key
   std::string body;
 };
 
