@@ -77,7 +77,7 @@ struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto saved = ctx->get_saved_variables();
     const DeltaRuleInput in{saved[0], saved[1], saved[2], saved[3], saved[5], saved[4], saved[6], saved[8]};
-    const Tensor dout = grads[0].defined() ? grads[0] : at::zeros_like(in.v);
+    const Tensor dout = grads[0].defined() ? grads[0] : empty_output(in).zero_();
     const auto gradients = call_delta_rule_bwd(in, saved[7], dout, grads[1], *kept(ctx));
     return {gradients.q, gradients.k,         gradients.v, gradients.beta, gradients.g, gradients.initial_state,
             {},          gradients.erase_key, {}};

@@ -14,7 +14,8 @@ namespace efla::autograd {
 
 // B batch, T tokens, H query heads, HV value heads (a multiple of H), N sequences. q, k, v and beta have one type:
 // float32 or bfloat16, on a GPU also float16, or float64, which only the implementation "ref" takes. Strides are
-// arbitrary. g and states are float32, for float64 inputs float64.
+// arbitrary. g and states are float32, for float64 inputs float64. With n steps per token (rule/micro_steps.h) k, v,
+// beta and erase_key have T·n rows, and cu_seqlens counts steps; on a GPU the steps are computed as tokens.
 struct DeltaRuleInput {
   at::Tensor q, k;                // [B, T, H, K]
   at::Tensor v;                   // [B, T, HV, V]

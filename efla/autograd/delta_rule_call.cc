@@ -48,6 +48,33 @@ DeltaRuleInput with_rows(const DeltaRuleInput& in) {
   return rows;
 }
 
+// Whether a call computes steps as tokens: the kernels of a GPU take one step per token.
+bool spreads_steps(const DeltaRuleInput& in) { return in.q.is_cuda() && steps_per_token(in) > 1; }
+
+// Returns the rows of one step of every token, [B, T, …], of a tensor [B, T·n, …].
+Tensor rows_of_step(const Tensor& tensor, std::int64_t n, std::int64_t step) {
+  return tensor.unflatten(1, {tensor.size(1) / n, n}).select(2, step);
+}
+
+// Returns [B, T·n, …] with the rows of a tensor [B, T, …] at one step of every token and zeros elsewhere.
+Tensor spread(const Tensor& tensor, std::int64_t n, std::int64_t step) {
+  if (!tensor.defined()) return {};
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes[1] *= n;
+  Tensor rows = at::zeros(sizes, tensor.options());
+  rows_of_step(rows, n, step).copy_(tensor);
+  return rows;
+}
+
+// Returns the same problem with a token per step: the first step of a token has its decay, the last one its query.
+DeltaRuleInput with_token_per_step(const DeltaRuleInput& in) {
+  const std::int64_t n = steps_per_token(in);
+  DeltaRuleInput tokens = in;
+  tokens.q = spread(in.q, n, n - 1);
+  tokens.g = spread(in.g, n, 0);
+  return tokens;
+}
+
 }  // namespace
 
 at::TensorOptions state_options(const DeltaRuleInput& in) {
@@ -58,14 +85,23 @@ Tensor empty_state(const DeltaRuleInput& in) {
   return at::empty_symint({sequences(in), in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)}, state_options(in));
 }
 
+std::int64_t steps_per_token(const DeltaRuleInput& in) {
+  const std::int64_t tokens = in.q.size(1), steps = in.k.size(1);
+  return tokens > 0 && steps > tokens && steps % tokens == 0 && in.v.size(1) == steps ? steps / tokens : 1;
+}
+
 DeltaShape shape_of(const DeltaRuleInput& in) {
   return {in.q.size(0),
-          in.q.size(1),
+          in.q.size(1) * steps_per_token(in),
           in.q.size(2),
           in.v.size(2),
           in.q.size(3),
           in.v.size(3),
           is_packed(in) ? std::max<std::int64_t>(in.cu_seqlens.size(0) - 1, 1) : 0};
+}
+
+Tensor empty_output(const DeltaRuleInput& in) {
+  return at::empty_symint({in.v.sym_size(0), in.q.sym_size(1), in.v.sym_size(2), in.v.sym_size(3)}, in.v.options());
 }
 
 void check(const DeltaRuleInput& in) {
@@ -98,9 +134,11 @@ void check(const DeltaRuleInput& in) {
 
 SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation) {
   SavedStates saved;
-  const bool known = in.q.defined() && in.v.defined() && in.q.dim() == 4 && in.v.dim() == 4 &&
-                     (!is_packed(in) || in.cu_seqlens.dim() == 1) &&  // check() refuses another one
-                     c10::asIntArrayRefSlowOpt(in.q.sym_sizes()) && c10::asIntArrayRefSlowOpt(in.v.sym_sizes());
+  const auto has_sizes = [](const Tensor& t) {
+    return t.defined() && t.dim() == 4 && c10::asIntArrayRefSlowOpt(t.sym_sizes());
+  };
+  const bool known = has_sizes(in.q) && has_sizes(in.k) && has_sizes(in.v) &&
+                     (!is_packed(in) || in.cu_seqlens.dim() == 1);  // check() refuses another one
   if (!known || in.q.is_meta()) return saved;
   with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaRule full = rule;
@@ -112,7 +150,7 @@ SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const 
 }
 
 Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
-  const c10::SymInt tokens = in.q.sym_size(1);  // as DeltaShape::chunks
+  const c10::SymInt tokens = in.v.sym_size(1);  // as DeltaShape::chunks
   const c10::SymInt chunks =
       is_packed(in) ? tokens / saved.interval + sequences(in) : (tokens + (saved.interval - 1)) / saved.interval;
   return at::empty_symint({in.q.sym_size(0), chunks, in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)},
@@ -120,6 +158,13 @@ Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
 }
 
 void run_forward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const ForwardTensors& out) {
+  if (spreads_steps(given)) {
+    const std::int64_t n = steps_per_token(given);
+    const Tensor o = at::empty(given.v.sizes(), given.v.options());
+    run_forward(with_token_per_step(given), settings, {o, out.final_state, out.chunk_states});
+    Tensor(out.o).copy_(rows_of_step(o, n, n - 1));
+    return;
+  }
   const DeltaRuleInput in = with_rows(given);
   with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaForward<T> problem;
@@ -134,6 +179,17 @@ void run_forward(const DeltaRuleInput& given, const DeltaRuleSettings& settings,
 
 void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const Tensor& chunk_states,
                   const Tensor& dout, const Tensor& dfinal_state, const DeltaRuleGradients& gradients) {
+  if (spreads_steps(given)) {
+    const std::int64_t n = steps_per_token(given);
+    const DeltaRuleInput tokens = with_token_per_step(given);
+    DeltaRuleGradients all = gradients;
+    all.q = at::empty_like(tokens.q);
+    if (tokens.g.defined()) all.g = at::empty_like(tokens.g);
+    run_backward(tokens, settings, chunk_states, spread(dout, n, n - 1), dfinal_state, all);
+    Tensor(gradients.q).copy_(rows_of_step(all.q, n, n - 1));
+    if (all.g.defined()) Tensor(gradients.g).copy_(rows_of_step(all.g, n, 0));
+    return;
+  }
   const DeltaRuleInput in = with_rows(given);
   const auto state_type = c10::typeMetaToScalarType(state_options(in).dtype());
   check_tensor(kDeltaRule, "chunk_states", chunk_states, state_type, 5, "[B, NC, HV, K, V]", in.q.device());

@@ -34,7 +34,15 @@ struct ForwardTensors {
 
 inline bool is_packed(const DeltaRuleInput& input) { return input.cu_seqlens.defined(); }
 
+// Returns n, the steps per token: the rows of k and v per row of q. 1 if these do not fit each other, which is refused
+// later.
+std::int64_t steps_per_token(const DeltaRuleInput& input);
+
+// Returns the sizes; the tokens are T·n.
 DeltaShape shape_of(const DeltaRuleInput& input);
+
+// Returns an uninitialised tensor for o. Sizes may be symbolic.
+at::Tensor empty_output(const DeltaRuleInput& input);
 
 // Returns the options of states: float64 for float64 inputs, otherwise float32.
 at::TensorOptions state_options(const DeltaRuleInput& input);

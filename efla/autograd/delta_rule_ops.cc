@@ -121,22 +121,25 @@ void check_meta(const char* op, const DeltaRuleInput& in, bool has_tokens) {
     throw Error(op, "cu_seqlens", "shape " + shape_text(in.cu_seqlens), "shape [N + 1]");
   }
   const std::int64_t heads = in.q.size(-2), keys = in.q.size(-1), value_heads = in.v.size(-2), values = in.v.size(-1);
-  const auto check_one = [&](const char* name, const Tensor& tensor, std::initializer_list<std::int64_t> last) {
+  const std::int64_t n = has_tokens && in.k.dim() == rank ? steps_per_token(in) : 1;
+  const auto check_one = [&](const char* name, const Tensor& tensor, std::int64_t steps,
+                             std::initializer_list<std::int64_t> last) {
     std::vector<std::int64_t> shape = in.q.sizes().slice(0, rank - 2).vec();
+    if (has_tokens) shape[1] *= steps;
     shape.insert(shape.end(), last);
     check_shape(op, name, tensor, shape);
   };
-  check_one("k", in.k, {heads, keys});
-  if (in.erase_key.defined()) check_one("erase_key", in.erase_key, {heads, keys});
-  check_one("v", in.v, {value_heads, values});
-  check_one("beta", in.beta, {value_heads});
-  if (in.g.defined() && in.g.dim() == rank) check_one("g", in.g, {value_heads, keys});
-  if (in.g.defined() && in.g.dim() != rank) check_one("g", in.g, {value_heads});
+  check_one("k", in.k, n, {heads, keys});
+  if (in.erase_key.defined()) check_one("erase_key", in.erase_key, n, {heads, keys});
+  check_one("v", in.v, n, {value_heads, values});
+  check_one("beta", in.beta, n, {value_heads});
+  if (in.g.defined() && in.g.dim() == rank) check_one("g", in.g, 1, {value_heads, keys});
+  if (in.g.defined() && in.g.dim() != rank) check_one("g", in.g, 1, {value_heads});
   const std::int64_t batch = in.q.size(0), packed = is_packed(in) ? in.cu_seqlens.numel() - 1 : 0;
   if (in.initial_state.defined()) {
     check_shape(op, "initial_state", in.initial_state, {is_packed(in) ? packed : batch, value_heads, keys, values});
   }
-  validate(op, {batch, has_tokens ? in.q.size(1) : 1, heads, value_heads, keys, values, packed});
+  validate(op, {batch, has_tokens ? in.q.size(1) * n : 1, heads, value_heads, keys, values, packed});
 }
 
 template <bool kMeta>
@@ -155,7 +158,7 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
                                    output_final_state};
   if (state_interval < 0) throw Error(kDeltaRule, "state_interval", std::to_string(state_interval), "at least 0");
   kMeta ? check_meta(kDeltaRule, in, true) : check(in);
-  const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options());
+  const Tensor o = empty_output(in);
   const Tensor final_state = output_final_state ? empty_state(in) : Tensor();
   const Tensor states = settings.save_states ? empty_chunk_states(in, settings.saved) : Tensor();
   if (!kMeta) run_forward(in, settings, {o, final_state, states});
@@ -220,7 +223,7 @@ Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
       const std::int64_t count = slots ? states.size(0) : q.size(0);
       check_shape(kDeltaRuleSteps, "states", states, {count, v.size(2), q.size(3), v.size(3)});
     }
-    return at::empty(v.sizes(), v.options());
+    return empty_output(input_of(q, k, v, beta, g, {}, {}));
   }
   return delta_rule_steps(q, k, v, beta, g.value_or(Tensor()), states, slots.value_or(Tensor()),
                           kept.value_or(Tensor()), rule, implementation, erase_key.value_or(Tensor()));
@@ -258,22 +261,27 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
 // Tensors without memory count as aligned.
 std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k, const Tensor& v,
                                                const OptionalTensor& g, const OptionalTensor& cu_seqlens,
-                                               const std::string& implementation) {
-  const DeltaRuleInput given = input_of(q, k, v, {}, g, {}, cu_seqlens);
+                                               const std::string& implementation, const OptionalTensor& erase_key) {
+  const DeltaRuleInput given = input_of(q, k, v, {}, g, {}, cu_seqlens, erase_key);
   check_tensor(kDeltaRule, "q", q, q.scalar_type(), 4, "[B, T, H, K]", q.device());
   check_tensor(kDeltaRule, "k", k, q.scalar_type(), 4, "[B, T, H, K]", q.device());
   check_tensor(kDeltaRule, "v", v, q.scalar_type(), 4, "[B, T, HV, V]", q.device());
+  if (erase_key) check_tensor(kDeltaRule, "erase_key", *erase_key, q.scalar_type(), 4, "[B, T, H, K]", q.device());
+  const bool has_data = !q.unsafeGetTensorImpl()->is_python_dispatch(), one_step = steps_per_token(given) == 1;
   const auto ask = [&]<class T>(T) -> std::tuple<std::string, std::string> {
     DeltaForward<T> problem;
     problem.shape = shape_of(given);
     problem.rule.decay = decay_of(given.g, 3);
-    if (q.is_cuda() && !q.unsafeGetTensorImpl()->is_python_dispatch()) {
+    problem.rule.two_keys = given.erase_key.defined();
+    if (q.is_cpu() && has_data && !one_step) problem.q = view_of<const T, 4>(q);  // a GPU computes steps as tokens
+    if (q.is_cuda() && has_data && one_step) {
       // A tensor that with_rows would copy is left out, because the copy is aligned.
       const auto rows = [](const Tensor& t) { return t.stride(3) == 1 ? view_of<const T, 4>(t) : View<const T, 4>(); };
       problem.q = rows(q);
       problem.k = rows(k);
       problem.v = rows(v);
-      if (!problem.k || !problem.v) problem.q = {};
+      if (given.erase_key.defined()) problem.erase_key = rows(given.erase_key);
+      if (!problem.k || !problem.v || (problem.rule.two_keys && !problem.erase_key)) problem.q = {};
       problem.o = View<T, 4>::contiguous(nullptr, {v.size(0), v.size(1), v.size(2), v.size(3)});
     }
     Choice choice;
@@ -357,7 +365,7 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               ", Tensor? erase_key=None) -> Tensor");
   library.def(
       "delta_rule_choice(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? cu_seqlens=None, "
-      "str implementation=\"auto\") -> (str name, str reason)",
+      "str implementation=\"auto\", Tensor? erase_key=None) -> (str name, str reason)",
       choice_op);
   library.def("delta_rule_step_size(str step) -> (int integrator, int order)", [](const std::string& step) {
     const StepSize size = parse_step_size(step);

@@ -55,11 +55,12 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
     if (tensor->numel() == 0) check_shape(name, argument, *tensor, {q.size(0)});  // its view would count as none
   }
   const at::NoGradGuard no_grad;
-  Tensor o = at::empty(in.v.sizes(), in.v.options());
+  const std::int64_t n = kTokens ? steps_per_token(in) : 1;
+  Tensor o = kTokens ? empty_output(in) : at::empty(in.v.sizes(), in.v.options());
   with_element_type(name, q, [&]<class T>(T) {
     const auto run = [&]<class S>(S) {
       std::conditional_t<kTokens, DeltaSteps<T, S>, DeltaStep<T, S>> problem;
-      problem.shape = {q.size(0), kTokens ? q.size(1) : 1, q.size(-2), in.v.size(-2), q.size(-1), in.v.size(-1)};
+      problem.shape = {q.size(0), kTokens ? q.size(1) * n : 1, q.size(-2), in.v.size(-2), q.size(-1), in.v.size(-1)};
       problem.rule = given_rule;
       problem.rule.decay = decay_of(in.g, kRank - 1);
       problem.rule.two_keys = in.erase_key.defined();

@@ -9,6 +9,7 @@
 #include "efla/cpu/delta/kernels.h"
 #include "efla/ops/scratch.h"
 #include "efla/ref/delta.h"
+#include "efla/rule/micro_steps.h"
 #include "efla/rule/validate.h"
 
 #ifdef EFLA_HAS_CUDA
@@ -61,6 +62,7 @@ template <class T, class Problem>
 std::string refuse_amx(const Problem& p) {
   if (!cpu::uses_amx()) return "this processor has no AMX, or it is not in use";
   if (p.rule.two_keys) return "it does not take rules with two keys";
+  if (steps_per_token(p) > 1) return "it takes one step per token";
   if (!cpu::amx_takes(p.shape)) return "AMX takes keys of a multiple of 32 dimensions";
   return refuse_simd<T>(p, true);
 }
@@ -193,21 +195,28 @@ void for_each_element(const View<S, 4>& states, std::int64_t slot, F&& f) {
   }
 }
 
-// Calls f with every token of a problem as a problem of its own, and then rolls back the tokens that are not kept.
+// Calls f with every step of a problem as a problem of its own, and then rolls back the tokens that are not kept. All
+// steps of a token write its output, of which that of the last step remains.
 template <class T, class S, class F>
 void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
+  const MicroSteps steps{steps_per_token(p)};
   DeltaShape one = p.shape;
   one.tokens = 1;
+  DeltaRule without_decay = p.rule;
+  without_decay.decay = Decay::none;
   const auto slot = [&](std::int64_t i_b) { return p.slots ? p.slots(i_b) : i_b; };
   // Per batch entry a copy of the state before the first token that is rolled back.
   std::vector<std::vector<S>> before(p.kept ? p.shape.batch : 0);
   for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
     for (std::int64_t i_b = 0; i_b < std::ssize(before); ++i_b) {
-      if (p.kept(i_b) != t || slot(i_b) < 0) continue;
+      if (p.kept(i_b) * steps.n != t || slot(i_b) < 0) continue;
       for_each_element(p.states, slot(i_b), [&](const S& x) { before[i_b].push_back(x); });
     }
-    f(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
-                      token_of(p.g, t), p.states, token_of(p.o, t), p.slots, token_of(p.erase_key, t)});
+    const std::int64_t row = steps.token(t);
+    const bool decays = steps.decays(t);
+    f(DeltaStep<T, S>{one, decays ? p.rule : without_decay, token_of(p.q, row), token_of(p.k, t), token_of(p.v, t),
+                      token_of(p.beta, t), decays ? token_of(p.g, row) : View<const State<T>, 3>{}, p.states,
+                      token_of(p.o, row), p.slots, token_of(p.erase_key, t)});
   }
   for (std::int64_t i_b = 0; i_b < std::ssize(before); ++i_b) {
     auto next = before[i_b].begin();

@@ -12,6 +12,7 @@
 #include "efla/cuda/common/heuristics.h"
 #include "efla/cuda/delta.h"
 #include "efla/ops/cuda_call.h"
+#include "efla/rule/micro_steps.h"
 
 namespace efla {
 
@@ -19,6 +20,9 @@ namespace efla {
 inline std::string sentence_of(const std::string& refusal) {
   return refusal.empty() ? "" : "it does not take " + refusal;
 }
+
+// What no kernel takes. efla/autograd computes steps as tokens on a GPU.
+inline constexpr const char* kMicroSteps = "several steps per token";
 
 // Returns why "auto" does not take chunks of float32 inputs, or "". With keys of one or two dimensions the sums between
 // chunks may cancel (docs/numerics.md), and callers expect the accuracy of the recurrence.
@@ -31,6 +35,7 @@ std::string refuse_cancelling(const DeltaShape& shape, bool named) {
 // Return what the chunk kernels for T (float, bfloat16 or float16) do not take of a problem, or "".
 template <class T>
 std::string chunk_refusal(const DeltaForward<T>& p) {
+  if (steps_per_token(p) > 1) return kMicroSteps;
   if constexpr (std::is_same_v<T, float>) {
     return gpu::chunk_float32_fwd_refusal(p);
   } else {
@@ -39,6 +44,7 @@ std::string chunk_refusal(const DeltaForward<T>& p) {
 }
 template <class T>
 std::string chunk_refusal(const DeltaBackward<T>& p) {
+  if (steps_per_token(p) > 1) return kMicroSteps;
   if constexpr (std::is_same_v<T, float>) {
     return gpu::chunk_float32_bwd_refusal(p);
   } else {
@@ -98,15 +104,16 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
 
 // Returns why no kernel of the token recurrence takes a problem, as a sentence, or "".
 template <class T>
-std::string refuse_cuda_recurrence(const DeltaShape& shape) {
+std::string refuse_cuda_recurrence(const DeltaShape& shape, std::int64_t steps_per_token) {
   if (std::is_same_v<T, double>) return kCudaTypes;
+  if (steps_per_token > 1) return sentence_of(kMicroSteps);
   if (shape.key_dim <= gpu::kMaxKeyDim) return "";
   return sentence_of("keys of more than " + std::to_string(gpu::kMaxKeyDim) + " dimensions");
 }
 
 template <class T>
 std::string refuse_cuda_recurrent_forward(const DeltaForward<T>& p, bool) {
-  return refuse_cuda_recurrence<T>(p.shape);
+  return refuse_cuda_recurrence<T>(p.shape, steps_per_token(p));
 }
 
 template <class T>
@@ -118,7 +125,7 @@ void run_cuda_recurrent_forward(const DeltaForward<T>& p, const ExecutionContext
 
 template <class T>
 std::string refuse_cuda_recurrent_backward(const DeltaBackward<T>& p, bool) {
-  const std::string reason = refuse_cuda_recurrence<T>(p.shape);
+  const std::string reason = refuse_cuda_recurrence<T>(p.shape, steps_per_token(p));
   if (!reason.empty() || p.saved.interval <= gpu::kRecurrentInterval) return reason;
   return "it needs a state per " + std::to_string(gpu::kRecurrentInterval) + " tokens or fewer";
 }
@@ -135,7 +142,9 @@ void run_cuda_recurrent_backward(const DeltaBackward<T>& p, const ExecutionConte
 // Returns why no decode kernel takes a problem, as a sentence, or "". Problem is DeltaStep or DeltaSteps.
 template <class T, class S, template <class, class> class Problem>
 std::string refuse_cuda_step(const Problem<T, S>& p, bool) {
-  return refuse_cuda_recurrence<T>(p.shape);
+  std::int64_t steps = 1;
+  if constexpr (std::is_same_v<Problem<T, S>, DeltaSteps<T, S>>) steps = steps_per_token(p);
+  return refuse_cuda_recurrence<T>(p.shape, steps);
 }
 
 template <class T, class S, template <class, class> class Problem>

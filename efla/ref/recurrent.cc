@@ -105,6 +105,7 @@ template <class T>
 void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, KeyGradients& sums) {
   const Sequence at = sequence_of(p, n);
   const double scale = p.rule.scale_for(p.shape.key_dim);
+  const MicroSteps steps{steps_per_token(p)};
   Matrix s(p.shape.key_dim, p.shape.value_dim);
   if (at.begin < at.end) {
     s = read_state(chunk_state(p.chunk_states, at.first_chunk), p.shape, at.i_b, i_h);
@@ -121,8 +122,10 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, KeyGr
     const Token token = read_token(p, at.i_b, t, i_h);
     Matrix decayed = states[r];
     decay(decayed, token);
-    std::vector<double> dout;
-    for (std::int64_t j = 0; j < p.shape.value_dim; ++j) dout.push_back(scale * to_float(p.dout(at.i_b, t, i_h, j)));
+    std::vector<double> dout(p.shape.value_dim);
+    for (std::int64_t j = 0; steps.is_read(t) && j < p.shape.value_dim; ++j) {
+      dout[j] = scale * to_float(p.dout(at.i_b, steps.token(t), i_h, j));
+    }
     const std::vector<double> dq = times(states[r + 1], dout);  // o = scale Sᵀq
     add_outer(ds, token.q, dout);
     std::vector<double> dk = times(ds, us[r]);  // S_t = S̃_t + k uᵀ
@@ -147,10 +150,9 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, KeyGr
     for (std::int64_t i = 0; i < ds.rows; ++i) {
       for (std::int64_t j = 0; j < ds.cols; ++j) dg[i] += ds(i, j) * decayed(i, j);
     }
-    if (p.rule.decay == Decay::channel) {
-      for (std::int64_t i = 0; i < ds.rows; ++i) p.dg(at.i_b, t, i_h, i) = static_cast<State<T>>(dg[i]);
-    } else if (p.rule.decay == Decay::scalar) {
-      p.dg(at.i_b, t, i_h, 0) = static_cast<State<T>>(std::accumulate(dg.begin(), dg.end(), 0.0));
+    if (p.rule.decay == Decay::scalar) dg[0] = std::accumulate(dg.begin(), dg.end(), 0.0);
+    for (std::int64_t i = 0; p.dg && steps.decays(t) && i < p.dg.extent[3]; ++i) {
+      p.dg(at.i_b, steps.token(t), i_h, i) = static_cast<State<T>>(dg[i]);
     }
     decay(ds, token);
   }
@@ -162,6 +164,7 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, KeyGr
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& p) {
   const double scale = p.rule.scale_for(p.shape.key_dim);
+  const MicroSteps steps{steps_per_token(p)};
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
     const Sequence at = sequence_of(p, n);
     for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
@@ -172,8 +175,11 @@ void recurrent_fwd(const DeltaForward<T>& p) {
         }
         const Token token = read_token(p, at.i_b, t, i_h);
         advance(s, token);
+        if (!steps.is_read(t)) continue;
         const std::vector<double> o = transposed_times(s, token.q);
-        for (std::int64_t j = 0; j < p.shape.value_dim; ++j) p.o(at.i_b, t, i_h, j) = round_to<T>(scale * o[j]);
+        for (std::int64_t j = 0; j < p.shape.value_dim; ++j) {
+          p.o(at.i_b, steps.token(t), i_h, j) = round_to<T>(scale * o[j]);
+        }
       }
       write_state(s, p.final_state, n, i_h);
     }
@@ -182,6 +188,7 @@ void recurrent_fwd(const DeltaForward<T>& p) {
 
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& p) {
+  const MicroSteps steps{steps_per_token(p)};
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
     const Sequence at = sequence_of(p, n);
     for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
@@ -195,7 +202,7 @@ void recurrent_bwd(const DeltaBackward<T>& p) {
           l2_normalise_bwd(token.k, token.k_factor, dot(token.k, dk) + dot(token.erase_key, dkappa), dk);
         }
         for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
-          p.dq(at.i_b, t, i_q, i) = round_to<T>(dq[i]);
+          if (steps.is_read(t)) p.dq(at.i_b, steps.token(t), i_q, i) = round_to<T>(dq[i]);
           p.dk(at.i_b, t, i_q, i) = round_to<T>(dk[i]);
           if (p.rule.two_keys) p.derase_key(at.i_b, t, i_q, i) = round_to<T>(token.k_factor * dkappa[i]);
         }

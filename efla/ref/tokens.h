@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "efla/rule/problem.h"
+#include "efla/rule/micro_steps.h"
 
 namespace efla::ref {
 
@@ -28,16 +28,20 @@ struct Token {
   std::vector<double> decay;          // [K] the diagonal of D, e^g
 };
 
-// Reads token t of batch entry i_b and value head i_h from a forward or a backward problem.
+// Reads token t, a step where tokens have several, of batch entry i_b and value head i_h from a forward or a backward
+// problem. Without a read-out after the step q is zeros.
 template <class Problem>
 Token read_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h) {
   Token token;
   const std::int64_t i_q = i_h / p.shape.group();
+  const MicroSteps steps{steps_per_token(p)};
+  const std::int64_t row = steps.token(t);
   for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
-    token.q.push_back(to_float(p.q(i_b, t, i_q, i)));
+    token.q.push_back(steps.is_read(t) ? to_float(p.q(i_b, row, i_q, i)) : 0.0);
     token.k.push_back(to_float(p.k(i_b, t, i_q, i)));
     const std::int64_t channel = p.rule.decay == Decay::channel ? i : 0;
-    token.decay.push_back(p.g ? std::exp(static_cast<double>(p.g(i_b, t, i_h, channel))) : 1.0);
+    const bool decays = p.g && steps.decays(t);
+    token.decay.push_back(decays ? std::exp(static_cast<double>(p.g(i_b, row, i_h, channel))) : 1.0);
   }
   for (std::int64_t j = 0; j < p.shape.value_dim; ++j) token.v.push_back(to_float(p.v(i_b, t, i_h, j)));
   token.q_factor = l2_normalise(token.q, p.rule.qk_l2norm);

@@ -2,9 +2,9 @@
 //
 //   S̃_t = D_t S_{t−1},    S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ κ_t)ᵀ,    o_t = scale · S_tᵀ q_t
 //
-// per sequence and value head, with S [K, V], the decay D_t of decay.h and the gains a_t, b_t of step_size.h. The erase
-// key κ_t is k_t, unless the rule has two keys. Sizes: B batch, T tokens, H query and key heads, HV value heads (a
-// multiple of H; value head h uses query head h / (HV/H)), K key dim, V value dim, N sequences, NC chunks.
+// per sequence and value head, with S [K, V], the decay D_t of decay.h, gains a_t, b_t of step_size.h, and κ_t = k_t
+// without two keys. Sizes: B batch, T tokens (steps, where a token has several: micro_steps.h), H query and key heads,
+// HV value heads (a multiple of H; head h uses query head h / (HV/H)), K key dim, V value dim, N sequences, NC chunks.
 #pragma once
 
 #include <cmath>

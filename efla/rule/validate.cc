@@ -10,6 +10,7 @@
 
 #include "efla/base/error.h"
 #include "efla/rule/check.h"
+#include "efla/rule/micro_steps.h"
 #include "efla/rule/mixer_step.h"
 #include "efla/rule/short_conv.h"
 
@@ -56,13 +57,27 @@ void check_erase_key(const char* operation, const char* name, const DeltaRule& r
   if (view) throw Error(operation, name, "a tensor", "nothing, as the rule has one key");
 }
 
+// Checks the ends of packed sequences, counted in steps, of which a token has n.
 void check_sequences(const char* operation, const DeltaShape& s, const View<const std::int64_t, 1>& cu_seqlens,
-                     const Device& device) {
+                     std::int64_t n, const Device& device) {
   if (s.packed == 0) {
     if (cu_seqlens) throw Error(operation, "cu_seqlens", "a tensor", "nothing, as the shape has no packed sequences");
     return;
   }
   check_cu_seqlens(operation, cu_seqlens, s.packed, s.batch, s.tokens, device);
+  for (std::int64_t i = 0; n > 1 && device.is_cpu() && i <= s.packed; ++i) {
+    if (cu_seqlens(i) % n == 0) continue;
+    throw Error(operation, "cu_seqlens[" + std::to_string(i) + "]", std::to_string(cu_seqlens(i)),
+                "a multiple of the " + std::to_string(n) + " steps per token");
+  }
+}
+
+// Returns the rows of q, g and o, one per token, of a problem whose T counts steps; T if q has another number of rows
+// than tokens can have, so that the check of q refuses it.
+template <class Problem>
+std::int64_t token_rows(const Problem& p) {
+  const std::int64_t n = steps_per_token(p);
+  return p.q.extent[1] * n == p.shape.tokens ? p.q.extent[1] : p.shape.tokens;
 }
 
 template <class S>
@@ -135,16 +150,17 @@ void validate(const DeltaForward<T>& p, const Device& device) {
   constexpr const char* op = "delta_forward";
   const auto& s = p.shape;
   validate(op, s, p.rule);
-  check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
+  const std::int64_t rows = token_rows(p);
+  check_view(op, "q", p.q, {s.batch, rows, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
   check_erase_key(op, "erase_key", p.rule, p.erase_key, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
-  check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
-  check_sequences(op, s, p.cu_seqlens, device);
+  check_decay(op, "g", p.rule, p.g, {s.batch, rows, s.value_heads, s.key_dim});
+  check_sequences(op, s, p.cu_seqlens, s.tokens / rows, device);
   const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
   check_view(op, "initial_state", p.initial_state, state, Presence::optional);
-  check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
+  check_view(op, "o", p.o, {s.batch, rows, s.value_heads, s.value_dim});
   check_view(op, "final_state", p.final_state, state, Presence::optional);
   check_saved_states(op, s, p.saved, p.chunk_states, Presence::optional);
 }
@@ -154,25 +170,27 @@ void validate(const DeltaBackward<T>& p, const Device& device) {
   constexpr const char* op = "delta_backward";
   const auto& s = p.shape;
   validate(op, s, p.rule);
+  const std::int64_t rows = token_rows(p);
+  const std::array<std::int64_t, 4> queries{s.batch, rows, s.heads, s.key_dim};
   const std::array<std::int64_t, 4> keys{s.batch, s.tokens, s.heads, s.key_dim};
   const std::array<std::int64_t, 4> values{s.batch, s.tokens, s.value_heads, s.value_dim};
   const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
-  check_view(op, "q", p.q, keys);
+  check_view(op, "q", p.q, queries);
   check_view(op, "k", p.k, keys);
   check_erase_key(op, "erase_key", p.rule, p.erase_key, keys);
   check_view(op, "v", p.v, values);
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
-  check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
-  check_sequences(op, s, p.cu_seqlens, device);
+  check_decay(op, "g", p.rule, p.g, {s.batch, rows, s.value_heads, s.key_dim});
+  check_sequences(op, s, p.cu_seqlens, s.tokens / rows, device);
   check_saved_states(op, s, p.saved, p.chunk_states, Presence::required);
-  check_view(op, "dout", p.dout, values);
+  check_view(op, "dout", p.dout, {s.batch, rows, s.value_heads, s.value_dim});
   check_view(op, "dfinal_state", p.dfinal_state, state, Presence::optional);
-  check_view(op, "dq", p.dq, keys);
+  check_view(op, "dq", p.dq, queries);
   check_view(op, "dk", p.dk, keys);
   check_erase_key(op, "derase_key", p.rule, p.derase_key, keys);
   check_view(op, "dv", p.dv, values);
   check_view(op, "dbeta", p.dbeta, {s.batch, s.tokens, s.value_heads});
-  check_decay(op, "dg", p.rule, p.dg, {s.batch, s.tokens, s.value_heads, s.key_dim});
+  check_decay(op, "dg", p.rule, p.dg, {s.batch, rows, s.value_heads, s.key_dim});
   check_view(op, "dinitial_state", p.dinitial_state, state, Presence::optional);
 }
 
@@ -195,18 +213,20 @@ template <class T, class S>
 void validate(const DeltaSteps<T, S>& p, const Device& device) {
   constexpr const char* op = "delta_steps";
   const auto& s = p.shape;
-  validate_step(op, s, p.rule, kMaxStepTokens);
-  check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
+  const std::int64_t n = steps_per_token(p);
+  validate_step(op, s, p.rule, kMaxStepTokens * n);
+  const std::int64_t rows = token_rows(p);
+  check_view(op, "q", p.q, {s.batch, rows, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
   check_erase_key(op, "erase_key", p.rule, p.erase_key, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
-  check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
+  check_decay(op, "g", p.rule, p.g, {s.batch, rows, s.value_heads, s.key_dim});
   check_states(op, "states", s, p.states, p.slots, device);
-  check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
+  check_view(op, "o", p.o, {s.batch, rows, s.value_heads, s.value_dim});
   check_view(op, "kept", p.kept, {s.batch}, Presence::optional);
   for (std::int64_t i = 0; p.kept && device.is_cpu() && i < s.batch; ++i) {
-    check_size(op, ("kept[" + std::to_string(i) + "]").c_str(), p.kept(i), 0, s.tokens);
+    check_size(op, ("kept[" + std::to_string(i) + "]").c_str(), p.kept(i), 0, rows);
   }
 }
 

@@ -35,7 +35,9 @@ struct DeltaCase {
   std::int64_t directions = 0;                // of all keys; 0: one per key
   double fade = 1;                            // factor of the values of the last kChunk tokens
   EraseKey erase_key = EraseKey::none;
+  std::int64_t steps_per_token = 1;  // tokens and cu_seqlens count steps
 
+  std::int64_t token_rows() const { return tokens / steps_per_token; }  // of q, g and o
   DeltaShape shape() const {
     const auto ends = static_cast<std::int64_t>(cu_seqlens.size());
     return {batch, tokens, heads, heads * group, key_dim, value_dim, ends == 0 ? 0 : ends - 1};
@@ -74,6 +76,7 @@ inline std::string name_of(const DeltaCase& c) {
   if (c.directions != 0) name << "_directions" << c.directions;
   if (c.fade != 1) name << "_fade" << c.fade;
   if (c.erase_key != EraseKey::none) name << (c.erase_key == EraseKey::gated ? "_gated" : "_free") << "_erase_key";
+  if (c.steps_per_token != 1) name << "_steps" << c.steps_per_token;
   std::string text = name.str();
   for (char& letter : text) letter = letter == '.' ? 'p' : letter == '-' ? 'm' : letter == '+' ? 'e' : letter;
   return text;
@@ -134,11 +137,11 @@ struct DeltaData {
     const std::int64_t key_rows = c.batch * c.tokens * c.heads, rows = key_rows * c.group;
     const std::int64_t state = shape.sequences() * shape.value_heads * c.key_dim * c.value_dim;
     const auto normal = [&] { return random.normal(); };
-    q.assign(drawn(key_rows * c.key_dim, normal));
+    q.assign(drawn(q.view().size(), normal));
     k.assign(drawn_keys(key_rows, c.key_dim, c.key_norm, c.directions, random));
     v.assign(drawn_values(c, normal));
     beta.assign(drawn(rows, [&] { return random.uniform(0.05, 1.0); }));
-    dout.assign(drawn(rows * c.value_dim, normal));
+    dout.assign(drawn(dout.view().size(), normal));
     if (c.initial_state) initial_state.assign(drawn(state, normal));
     if (c.dfinal_state) dfinal_state.assign(drawn(state, normal));
     if (c.decay != Decay::none) {
@@ -219,18 +222,22 @@ struct DeltaData {
 
   DeltaData(const DeltaCase& c, Layout layout) : shape(c.shape()), rule(c.rule()), cu_seqlens(c.cu_seqlens) {
     const std::array<std::int64_t, 4> keys{c.batch, c.tokens, c.heads, c.key_dim};
+    const std::array<std::int64_t, 4> queries{c.batch, c.token_rows(), c.heads, c.key_dim};
     const std::array<std::int64_t, 4> values{c.batch, c.tokens, shape.value_heads, c.value_dim};
+    const std::array<std::int64_t, 4> outputs{c.batch, c.token_rows(), shape.value_heads, c.value_dim};
     const std::array<std::int64_t, 4> states{shape.sequences(), shape.value_heads, c.key_dim, c.value_dim};
-    for (auto* tensor : {&q, &k, &dq, &dk}) *tensor = Tensor<T, 4>(keys, layout);
+    for (auto* tensor : {&k, &dk}) *tensor = Tensor<T, 4>(keys, layout);
+    for (auto* tensor : {&q, &dq}) *tensor = Tensor<T, 4>(queries, layout);
     if (c.erase_key != EraseKey::none) erase_key = derase_key = Tensor<T, 4>(keys, layout);
-    for (auto* tensor : {&v, &o, &dout, &dv}) *tensor = Tensor<T, 4>(values, layout);
+    for (auto* tensor : {&v, &dv}) *tensor = Tensor<T, 4>(values, layout);
+    for (auto* tensor : {&o, &dout}) *tensor = Tensor<T, 4>(outputs, layout);
     for (auto* tensor : {&beta, &dbeta}) *tensor = Tensor<T, 3>({c.batch, c.tokens, shape.value_heads}, layout);
     if (c.initial_state) initial_state = dinitial_state = Tensor<State<T>, 4>(states, layout);
     if (c.final_state) final_state = Tensor<State<T>, 4>(states, layout);
     if (c.dfinal_state) dfinal_state = Tensor<State<T>, 4>(states, layout);
     if (c.decay != Decay::none) {
       const std::int64_t channels = c.decay == Decay::channel ? c.key_dim : 1;
-      g = dg = Tensor<State<T>, 4>({c.batch, c.tokens, shape.value_heads, channels}, layout);
+      g = dg = Tensor<State<T>, 4>({c.batch, c.token_rows(), shape.value_heads, channels}, layout);
     }
     chunk_states = Tensor<State<T>, 5>({c.batch, shape.chunks(), shape.value_heads, c.key_dim, c.value_dim}, layout);
   }

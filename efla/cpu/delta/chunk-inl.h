@@ -17,22 +17,30 @@
 #include "efla/cpu/common/workspace.h"
 #include "efla/cpu/delta/decay-inl.h"
 #include "efla/cpu/delta/gain-inl.h"
-#include "efla/rule/problem.h"
+#include "efla/rule/micro_steps.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 inline namespace EFLA_KEYS {
 
-// The place of a chunk: batch entry, value head, its query head, first token, number of tokens (at most kChunk).
+// The place of a chunk: batch entry, value head, its query head, first token, number of tokens (at most kChunk). Where
+// a token has several steps, start and tokens count steps.
 struct ChunkPlace {
   std::int64_t i_b, i_h, i_q, start, tokens;
+  MicroSteps steps;
 
-  ChunkPlace(const DeltaShape& shape, const Sequence& sequence, std::int64_t i_h, std::int64_t start)
+  ChunkPlace(const DeltaShape& shape, const Sequence& sequence, std::int64_t i_h, std::int64_t start,
+             MicroSteps steps = {})
       : i_b(sequence.i_b),
         i_h(i_h),
         i_q(i_h / shape.group()),
         start(start),
-        tokens(std::min(kChunk, sequence.end - start)) {}
+        tokens(std::min(kChunk, sequence.end - start)),
+        steps(steps) {}
+
+  // Return the tokens whose rows of q, o and dout, or of g, belong to a step of the chunk.
+  MicroSteps::Tokens read() const { return steps.read(start, start + tokens); }
+  MicroSteps::Tokens decayed() const { return steps.decayed(start, start + tokens); }
 };
 
 // Scratch for one chunk of one head. Kp is K rounded up to whole panels; row r is token start + r.
@@ -100,27 +108,36 @@ HWY_INLINE void plan_prefetches(const DeltaForward<T>& p, const ChunkPlace& next
   prefetches.clear();
   if (next.tokens <= 0) return;
   const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, key_dim = p.shape.key_dim;
+  const MicroSteps::Tokens read = next.read(), decayed = next.decayed();
   if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
-    prefetches.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
+    prefetches.add(p.g.at(i_b, decayed.first, next.i_h), p.g.stride[1], decayed.count(), key_dim);
   }
-  if (p.q.stride[3] == 1) prefetches.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
+  if (p.q.stride[3] == 1) {
+    prefetches.add(p.q.at(i_b, read.first, next.i_q), p.q.stride[1], read.count(), key_dim);
+  }
   if (p.k.stride[3] == 1) prefetches.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
   if constexpr (kTwoKeys) {
     const auto& keys = p.erase_key;
     if (keys.stride[3] == 1) prefetches.add(keys.at(i_b, t, next.i_q), keys.stride[1], tokens, key_dim);
   }
   if (p.v.stride[3] == 1) prefetches.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
-  if (p.o.stride[3] == 1) prefetches.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
+  if (p.o.stride[3] == 1) {
+    prefetches.add(p.o.at(i_b, read.first, next.i_h, first), p.o.stride[1], read.count(), last - first);
+  }
 }
 
+// Returns the rows of a chunk of v or dv, which has one row per step.
+HWY_INLINE MicroSteps::Tokens step_rows(const ChunkPlace& at) { return {at.start, at.start + at.tokens, 1, -at.start}; }
+
 // Copies rows of a chunk of v or dout [B, T, HV, V], columns [first, last), times `factor` to panels [kChunk, kPanel].
+// `rows`: step_rows or at.read(); other rows of the panels stay as they are.
 template <class T>
-HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
-                            float factor, float* panels) {
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
+HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, const MicroSteps::Tokens& rows,
+                            std::int64_t first, std::int64_t last, float factor, float* panels) {
+  for (std::int64_t t = rows.first; t < rows.last; ++t) {
     for (std::int64_t v = first; v < last; v += kPanel) {
-      float* row = panels + v * kChunk + r * kPanel;
-      load_row(view.at(at.i_b, at.start + r, at.i_h, v), view.stride[3], std::min(kPanel, last - v), kPanel, row);
+      float* row = panels + v * kChunk + rows.step_row(t) * kPanel;
+      load_row(view.at(at.i_b, t, at.i_h, v), view.stride[3], std::min(kPanel, last - v), kPanel, row);
       if (factor != 1.0F) {
         for (std::int64_t j = 0; j < kPanel; ++j) row[j] *= factor;
       }
@@ -130,12 +147,12 @@ HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, 
 
 // Copies such panels, times `factor`, to rows of o or dv [B, T, HV, V].
 template <class T>
-HWY_INLINE void store_values(const float* panels, const ChunkPlace& at, std::int64_t first, std::int64_t last,
-                             float factor, const View<T, 4>& view) {
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
+HWY_INLINE void store_values(const float* panels, const ChunkPlace& at, const MicroSteps::Tokens& rows,
+                             std::int64_t first, std::int64_t last, float factor, const View<T, 4>& view) {
+  for (std::int64_t t = rows.first; t < rows.last; ++t) {
     for (std::int64_t v = first; v < last; v += kPanel) {
-      store_row(panels + v * kChunk + r * kPanel, factor, std::min(kPanel, last - v),
-                view.at(at.i_b, at.start + r, at.i_h, v), view.stride[3]);
+      store_row(panels + v * kChunk + rows.step_row(t) * kPanel, factor, std::min(kPanel, last - v),
+                view.at(at.i_b, t, at.i_h, v), view.stride[3]);
     }
   }
 }
@@ -161,6 +178,29 @@ HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at
       hn::Store(load(d, from + i), d, rows + i);
       hn::Store(load(d, from + i + kLanes), d, rows + i + kLanes);
     }
+  }
+}
+
+// Copies rows of a chunk of q to [kChunk, Kp], with zeros for the steps that are not read.
+template <class T>
+HWY_INLINE void load_queries(const View<const T, 4>& q, const ChunkPlace& at, std::int64_t dim, std::int64_t padded,
+                             float* rows) {
+  if (at.steps.n == 1) return load_key_rows(q, at, dim, padded, rows);
+  std::fill_n(rows, at.tokens * padded, 0.0F);
+  const MicroSteps::Tokens read = at.read();
+  for (std::int64_t t = read.first; t < read.last; ++t) {
+    load_row(q.at(at.i_b, t, at.i_q), q.stride[3], dim, padded, rows + read.step_row(t) * padded);
+  }
+}
+
+// Computes the decays of a chunk's steps, e^g, and 1 for the steps of a token after its first.
+template <class Problem>
+HWY_INLINE void load_decays(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
+  if (p.rule.decay == Decay::none) return;
+  if (at.steps.n > 1) std::fill_n(s.decay.token, at.tokens * s.decay.key_stride, 1.0F);
+  const MicroSteps::Tokens decayed = at.decayed();
+  for (std::int64_t t = decayed.first; t < decayed.last; ++t) {
+    load_decay(p.g.at(at.i_b, t, at.i_h), p.g.stride[3], p.shape.key_dim, decayed.step_row(t), s.decay);
   }
 }
 
@@ -199,7 +239,7 @@ HWY_INLINE void scale_row(float* row, float factor, std::int64_t padded) {
 template <class Problem>
 HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
   const std::int64_t dim = p.shape.key_dim, stride = s.key_stride;
-  load_key_rows(p.q, at, dim, stride, s.q);
+  load_queries(p.q, at, dim, stride, s.q);
   load_key_rows(p.k, at, dim, stride, s.k);
   for (std::int64_t r = 0; p.rule.qk_l2norm && r < at.tokens; ++r) {
     s.q_factor[r] = l2_normalise(s.q + r * stride, stride);
@@ -213,9 +253,7 @@ HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch
     }
   }
   for (std::int64_t r = 0; r < at.tokens; ++r) s.beta[r] = to_float(p.beta(at.i_b, at.start + r, at.i_h));
-  for (std::int64_t r = 0; p.rule.decay != Decay::none && r < at.tokens; ++r) {
-    load_decay(p.g.at(at.i_b, at.start + r, at.i_h), p.g.stride[3], dim, r, s.decay);
-  }
+  load_decays(p, at, s);
 }
 
 // Loads the same inputs and computes λ and the gains.
@@ -294,7 +332,9 @@ HWY_INLINE void finish_keys(const DeltaBackward<T>& p, const ChunkPlace& at, std
     l2_normalise_bwd(c.q + r * c.key_stride, c.q_factor[r], c.key_stride, dq);
     l2_normalise_bwd(c.k + r * c.key_stride, c.k_factor[r], c.key_stride, dk, others);
   }
-  store_row(dq, 1.0F, p.shape.key_dim, p.dq.at(at.i_b, at.start + r, at.i_q), p.dq.stride[3]);
+  if (at.steps.is_read(at.start + r)) {
+    store_row(dq, 1.0F, p.shape.key_dim, p.dq.at(at.i_b, at.steps.token(at.start + r), at.i_q), p.dq.stride[3]);
+  }
   store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_q), p.dk.stride[3]);
 }
 

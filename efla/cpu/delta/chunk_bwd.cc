@@ -102,24 +102,34 @@ HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& nex
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, i_b = next.i_b;
   const std::int64_t first = next.tokens * share / shares, tokens = next.tokens * (share + 1) / shares - first;
   prefetches.clear();
+  const std::int64_t begin = next.start + first;
+  const auto add_rows_of = [&](const MicroSteps::Tokens& rows, const auto& view, std::int64_t head, std::int64_t count)
+                               HWY_ATTR {
+                                 if (view.stride[3] == 1)
+                                   prefetches.add(view.at(i_b, rows.first, head), view.stride[1], rows.count(), count);
+                               };
   const auto add = [&](const auto& view, std::int64_t head, std::int64_t count) HWY_ATTR {
-    if (view.stride[3] == 1) prefetches.add(view.at(i_b, next.start + first, head), view.stride[1], tokens, count);
+    add_rows_of({begin, begin + tokens, 1, 0}, view, head, count);
   };
+  const auto add_read = [&](const auto& view, std::int64_t head, std::int64_t count)
+                            HWY_ATTR { add_rows_of(next.steps.read(begin, begin + tokens), view, head, count); };
+  const auto add_decayed = [&](const auto& view, std::int64_t head, std::int64_t count)
+                               HWY_ATTR { add_rows_of(next.steps.decayed(begin, begin + tokens), view, head, count); };
   const std::int64_t row = key_dim * share / shares, rows = key_dim * (share + 1) / shares - row;
   if (p.chunk_states.stride[4] == 1) {
     prefetches.add(p.chunk_states.at(i_b, saved, next.i_h, row), p.chunk_states.stride[3], rows, value_dim);
   }
   add(p.v, next.i_h, value_dim);
-  add(p.dout, next.i_h, value_dim);
+  add_read(p.dout, next.i_h, value_dim);
   add(p.dv, next.i_h, value_dim);
   if (p.rule.decay == Decay::channel) {
-    add(p.g, next.i_h, key_dim);
-    add(p.dg, next.i_h, key_dim);
+    add_decayed(p.g, next.i_h, key_dim);
+    add_decayed(p.dg, next.i_h, key_dim);
   }
   // These stay in the cache for the other value heads of the same query head.
-  add(p.q, next.i_q, key_dim);
+  add_read(p.q, next.i_q, key_dim);
   add(p.k, next.i_q, key_dim);
-  add(p.dq, next.i_q, key_dim);
+  add_read(p.dq, next.i_q, key_dim);
   add(p.dk, next.i_q, key_dim);
   if constexpr (kTwoKeys) {
     add(p.erase_key, next.i_q, key_dim);
@@ -222,8 +232,9 @@ HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, st
                              std::int64_t last, BwdScratch& s) {
   const std::int64_t key_dim = p.shape.key_dim;
   load_state_panels(p.chunk_states, first, last, key_dim, s.state, at.i_b, saved, at.i_h);
-  load_values(p.v, at, first, last, 1.0F, s.values);
-  load_values(p.dout, at, first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
+  load_values(p.v, at, step_rows(at), first, last, 1.0F, s.values);
+  if (at.steps.n > 1) std::fill_n(s.dout + first * kChunk, round_up(last - first, kPanel) * kChunk, 0.0F);
+  load_values(p.dout, at, at.read(), first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
 }
 
 // Computes one chunk of one value head, with its panels distributed to `group_threads` threads of the pool. Writes dq
@@ -251,9 +262,9 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
     load_columns(p, at, saved, first, last, s);
     value_panel(p.shape, at, first, dstate, s, s.errors + thread * kChunk * kPanel, share);
     share.prefetch_all();
-    store_values(s.values, at, first, last, 1.0F, p.dv);
+    store_values(s.values, at, step_rows(at), first, last, 1.0F, p.dv);
   });
-  if (group_threads == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
+  if (group_threads == 1) store_values(s.values, at, step_rows(at), 0, value_dim, 1.0F, p.dv);
   pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
@@ -274,16 +285,17 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
                                std::int64_t start, std::int64_t next_head, std::int64_t next_start, float* dstate,
                                const HeadsScratch& s, ThreadPool& pool) {
   const std::int64_t group = p.shape.group();
+  const MicroSteps steps{steps_per_token(p)};
   int first_thread = 0;  // the thread that computed the first value head
   const auto compute = [&](std::int64_t i, int thread) HWY_ATTR {
     if (i == 0) first_thread = thread;
     BwdScratch scratch = s.scratch(p.shape, p.rule.decay, thread, i);
-    const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
-    ChunkPlace next(p.shape, sequence, next_head, next_start);
+    const ChunkPlace at(p.shape, sequence, i_q * group + i, start, steps);
+    ChunkPlace next(p.shape, sequence, next_head, next_start, steps);
     if (s.heads_at_once) {
-      next = {p.shape, sequence, at.i_h, start - kChunk};
+      next = {p.shape, sequence, at.i_h, start - kChunk, steps};
     } else if (i + 1 < group) {
-      next = {p.shape, sequence, at.i_h + 1, start};
+      next = {p.shape, sequence, at.i_h + 1, start, steps};
     }
     chunk_of_head(p, at, next, sequence, dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.group_threads,
                   pool);
@@ -296,7 +308,7 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
       if (i > 0) add_rows(s.partial(i), s.partial_floats, s.partial(0));
     }
   }
-  const ChunkPlace at(p.shape, sequence, i_q * group, start);
+  const ChunkPlace at(p.shape, sequence, i_q * group, start, steps);
   const BwdScratch sum = s.scratch(p.shape, p.rule.decay, first_thread, 0);
   const std::int64_t stride = sum.chunk.key_stride, shares = s.heads_at_once ? kFinishShares : 1;
   pool.run(shares, [&](std::int64_t share, int) HWY_ATTR {

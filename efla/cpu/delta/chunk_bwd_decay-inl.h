@@ -219,9 +219,11 @@ HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, co
       }
     }
   }
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
+  const MicroSteps::Tokens decayed = at.decayed();
+  for (std::int64_t token = decayed.first; token < decayed.last; ++token) {
+    const std::int64_t r = decayed.step_row(token);
     const float* row = s.dg + r * n;
-    float* out = p.dg.at(at.i_b, at.start + r, at.i_h);
+    float* out = p.dg.at(at.i_b, token, at.i_h);
     if (decay.kind == Decay::channel) {
       store_row(row, 1.0F, key_dim, out, p.dg.stride[3]);
     } else {

@@ -82,19 +82,20 @@ HWY_INLINE void forward_head(const DeltaForward<T>& p, const HeadRange& range, s
   const Sequence sequence = sequence_of(p, n);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
   const bool streams = streams_states(p);
+  const MicroSteps steps{steps_per_token(p)};
   load_state_panels(p.initial_state, first, last, key_dim, s.state, n, i_h);
   for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
-    const ChunkPlace at(p.shape, sequence, i_h, start);
+    const ChunkPlace at(p.shape, sequence, i_h, start, steps);
     load_chunk(p, at, s.chunk);
     compute_scores(at, key_dim, s.chunk);
     store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
-    load_values(p.v, at, first, last, 1.0F, s.values);
-    plan_prefetches(p, {p.shape, sequence, i_h, start + kChunk}, first, last, s.prefetches);
+    load_values(p.v, at, step_rows(at), first, last, 1.0F, s.values);
+    plan_prefetches(p, {p.shape, sequence, i_h, start + kChunk, steps}, first, last, s.prefetches);
     for (std::int64_t v = first; v < last; v += kPanel) {
       panel_chunk(at.tokens, key_dim, v, s);
     }
     s.prefetches.prefetch_all();
-    store_values(s.out, at, first, last, scale, p.o);
+    store_values(s.out, at, at.read(), first, last, scale, p.o);
   }
   store_state_panels(s.state, p.final_state, first, last, key_dim, n, i_h);
   if (streams) hwy::FlushStream();

@@ -395,13 +395,15 @@ HWY_INLINE void copy_values(const View<const T, 4>& view, const ChunkPlace& at, 
   }
 }
 
-// Copies rows of o, columns [first, last), to the caller's tensor.
+// Copies rows of o, columns [first, last), to the caller's tensor: one row per token.
 template <class T>
 HWY_INLINE void copy_out(const ValueRows<T>& values, const ChunkPlace& at, std::int64_t first, std::int64_t last,
                          const View<T, 4>& view) {
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    T* to = view.at(at.i_b, at.start + r, at.i_h);
-    for (std::int64_t v = first; v < last; ++v) to[v * view.stride[3]] = values.o[r * values.o_stride + v];
+  const MicroSteps::Tokens read = at.read();
+  for (std::int64_t t = read.first; t < read.last; ++t) {
+    T* to = view.at(at.i_b, t, at.i_h);
+    const T* from = values.o + read.step_row(t) * values.o_stride;
+    for (std::int64_t v = first; v < last; ++v) to[v * view.stride[3]] = from[v];
   }
 }
 
@@ -418,7 +420,9 @@ void RecurrentFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::by
   const std::int64_t first = range.panel * kPanel, last = std::min(range.panel_end * kPanel, p.shape.value_dim);
   const std::int64_t width = panels_per_slice(p.shape) * kPanel;
   const bool streams = streams_states(p);
-  const bool in_place = p.v.stride[3] == 1 && p.o.stride[3] == 1 && last % kPanel == 0;
+  const MicroSteps steps{steps_per_token(p)};
+  const bool whole_panels = last % kPanel == 0, v_in_place = p.v.stride[3] == 1 && whole_panels,
+             o_in_place = p.o.stride[3] == 1 && whole_panels && steps.n == 1;
   float* const states = s.state;
   const std::int64_t state_floats = key_dim * round_up(p.shape.value_dim, kPanel);
   for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) {
@@ -426,12 +430,13 @@ void RecurrentFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::by
   }
   for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
     for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) {
-      const ChunkPlace at(p.shape, sequence, i_h, start);
+      const ChunkPlace at(p.shape, sequence, i_h, start, steps);
       s.state = states + (i_h - range.head) * state_floats;
       load_tokens(p, at, s);
       store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
       const bool more_heads = i_h + 1 < range.head_end;
-      const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : range.head, more_heads ? start : start + kChunk);
+      const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : range.head, more_heads ? start : start + kChunk,
+                            steps);
       plan_prefetches(p, next, first, last, s.prefetches);
       // If K is small, the sweeps prefetch only a part of the list.
       const std::int64_t pairs = (at.tokens + 1) / 2,
@@ -440,15 +445,21 @@ void RecurrentFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::by
                          slices = (last - first + width - 1) / width;
       const std::int64_t prefetch_count =
           std::max<std::int64_t>(0, s.prefetches.count() - in_sweeps + pairs * slices - 1) / (pairs * slices);
-      ValueRows<T> values{p.v.at(at.i_b, start, i_h), p.v.stride[1], p.o.at(at.i_b, start, i_h), p.o.stride[1]};
-      if (!in_place) {
-        values = {reinterpret_cast<T*>(s.values), s.value_stride, reinterpret_cast<T*>(s.out), s.value_stride};
+      ValueRows<T> values{reinterpret_cast<T*>(s.values), s.value_stride, reinterpret_cast<T*>(s.out), s.value_stride};
+      if (v_in_place) {
+        values.v = p.v.at(at.i_b, start, i_h);
+        values.v_stride = p.v.stride[1];
+      } else {
         copy_values(p.v, at, first, last, reinterpret_cast<T*>(s.values), s.value_stride);
+      }
+      if (o_in_place) {
+        values.o = p.o.at(at.i_b, start, i_h);
+        values.o_stride = p.o.stride[1];
       }
       for (std::int64_t v = first; v < last; v += width) {
         run_slice(s, at.tokens, key_dim, v, std::min(v + width, round_up(last, kPanel)), values, prefetch_count);
       }
-      if (!in_place) copy_out(values, at, first, last, p.o);
+      if (!o_in_place) copy_out(values, at, first, last, p.o);
     }
   }
   for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) {

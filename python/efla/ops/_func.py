@@ -32,7 +32,7 @@ class DeltaRule(torch.autograd.Function):
         gradients = torch.ops.efla.delta_rule_bwd(
             *inputs,
             states,
-            torch.zeros_like(inputs[2]) if do is None else do,
+            inputs[0].new_zeros(*inputs[0].shape[:2], *inputs[2].shape[2:]) if do is None else do,
             dfinal_state,
             ctx.scale,
             *torch.ops.efla.delta_rule_step_size(ctx.step),

@@ -57,15 +57,17 @@ def _check_empty(
     cu_seqlens: Tensor | None,
     state_v_first: bool,
     erase_key: Tensor | None,
+    steps_per_token: int,
 ) -> None:
     """Raises ValueError unless the arguments fit each other. For calls without tokens or batch entries: the operator's own
     check comes after zeros were appended, when arguments may fit that did not fit before."""
     sizes = _check.check_axes(function, "q", q, "B T H K")
     sizes.update({axis: n for axis, n in _check.check_axes(function, "v", v, "B T HV V").items() if axis in ("HV", "V")})
+    steps = {**sizes, "T": sizes["T"] * steps_per_token}
     for name, tensor, axes in (("k", k, "B T H K"), ("v", v, "B T HV V"), ("beta", beta, "B T HV")):
-        _check.check_shape(function, name, tensor, axes, sizes)
+        _check.check_shape(function, name, tensor, axes, steps)
     if erase_key is not None:
-        _check.check_shape(function, "erase_key", erase_key, "B T H K", sizes)
+        _check.check_shape(function, "erase_key", erase_key, "B T H K", steps)
     if g is not None and g.dim() in (3, 4):
         _check.check_shape(function, "g", g, "B T HV" if g.dim() == 3 else "B T HV K", sizes)
     sizes["N"] = sizes["B"]
@@ -102,11 +104,12 @@ def delta_rule(
     return_intermediate_states: bool = False,
     chunk_size: int = 64,
     erase_key: Tensor | None = None,
+    steps_per_token: int = 1,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
     beta and erase_key are rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32 on a CPU,
-    float64 runs the reference. Returns o in the dtype of q, the final state where output_final_state is true, and the states before
+    float64 runs the reference. With n = steps_per_token k, v, beta and erase_key have T·n rows, and cu_seqlens counts steps. Returns o in the dtype of q, the final state where output_final_state is true, and the states before
     every chunk_size tokens of a sequence where return_intermediate_states is.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
@@ -127,7 +130,7 @@ def delta_rule(
     no_batch = len(shape) == 4 and shape[0] == 0 and cu_seqlens is None
     empty = no_tokens or no_batch
     if empty:
-        _check_empty(function, q, k, v, beta, g, initial_state, cu_seqlens, state_v_first, erase_key)
+        _check_empty(function, q, k, v, beta, g, initial_state, cu_seqlens, state_v_first, erase_key, steps_per_token)
         # Zeros, which change nothing, stand for none, so that the operator checks the arguments and gradients flow as always.
         q, k, v, beta = (_with_zeros(x, no_batch, no_tokens) for x in (q, k, v, beta))
         g = None if g is None else _with_zeros(g, no_batch, no_tokens)

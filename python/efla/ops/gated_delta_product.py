@@ -6,7 +6,6 @@ from torch import Tensor
 
 from efla._choices import Step
 from efla.ops import _check
-from efla.ops._micro import at_step, last_of
 from efla.ops._run import delta_rule
 
 
@@ -29,8 +28,7 @@ def chunk_gated_delta_product(
 ) -> tuple[Tensor, Tensor | None]:
     """n = num_householder steps of the gated delta rule per token; DeltaProduct, arXiv 2502.10297.
 
-    The decay e^g comes before a token's first step, and o_t = scale · Sᵀ q_t is read after its last step. The operator computes
-    and drops the outputs of the other steps, so that memory for outputs is n times o.
+    The decay e^g comes before a token's first step, and o_t = scale · Sᵀ q_t is read after its last step.
 
     Args:
         q: [B, T, H, K]; k: [B, T·n, H, K], v: [B, T·n, HV, V], beta: [B, T·n, HV], the steps of a token side by side.
@@ -62,16 +60,17 @@ def chunk_gated_delta_product(
         _check.check_cu_seqlens(function, cu_seqlens)
     o, final_state, _ = delta_rule(
         function,
-        at_step(q, n - 1, n),
+        q,
         k,
         v,
         beta,
-        None if g is None else at_step(g, 0, n),
+        g,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=None if cu_seqlens is None else cu_seqlens * n,
         step=step,
+        steps_per_token=n,
     )
-    return last_of(o, n), final_state
+    return o, final_state

@@ -7,8 +7,12 @@ from torch import Tensor
 
 from efla._choices import Step
 from efla.ops import _check
-from efla.ops._micro import at_step, interleaved, last_of
 from efla.ops._run import delta_rule
+
+
+def _steps(first: Tensor | None, second: Tensor) -> Tensor:
+    """Returns the rows [B, 2T, …] of two steps per token from those [B, T, …] of the first, or zeros, and of the second."""
+    return torch.stack((torch.zeros_like(second) if first is None else first, second), 2).flatten(1, 2)
 
 
 def _rwkv7(
@@ -39,11 +43,11 @@ def _rwkv7(
     erase_key = -a.to(wide) * torch.exp(-w.to(wide))
     o, final_state, _ = delta_rule(
         function,
-        at_step(r, 1, 2),
-        interleaved(b, k),
-        at_step(v, 1, 2),
+        r,
+        _steps(b, k),
+        _steps(None, v),
         v.new_ones(v.shape[0], 2 * v.shape[1], v.shape[2]),
-        at_step(w, 0, 2),
+        w,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -51,9 +55,10 @@ def _rwkv7(
         cu_seqlens=None if cu_seqlens is None else cu_seqlens * 2,
         step=step,
         implementation=implementation,
-        erase_key=at_step(erase_key, 0, 2),
+        erase_key=_steps(erase_key, torch.zeros_like(erase_key)),
+        steps_per_token=2,
     )
-    return last_of(o, 2), final_state
+    return o, final_state
 
 
 def chunk_rwkv7(
@@ -89,7 +94,7 @@ def chunk_rwkv7(
         cp_context: None; context parallelism is not implemented.
 
     Returns o [B, T, H, V] in the dtype of r, and the final state in float32 or None. Gradients flow to every floating-point tensor
-    among the arguments. Tensors lie on the CPU. Raises ValueError naming the argument.
+    among the arguments. Raises ValueError naming the argument.
     """
     _check.check_absent("chunk_rwkv7", "cp_context", cp_context)
     rest = (scale, initial_state, output_final_state, cu_seqlens, step)

@@ -67,13 +67,13 @@ void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequen
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t saved = sequence.chunk(at.start), rest = (kChunk - at.tokens) * kPanel;
   load_keys<kDecay, kKeySplits>(p, at, s);
-  load_values(p.v, at, 0, value_dim, 1.0F, s.values);
-  load_values(p.dout, at, 0, value_dim, 1.0F, s.dout);
+  load_values(p.v, at, step_rows(at), 0, value_dim, 1.0F, s.values);
+  load_values(p.dout, at, step_rows(at), 0, value_dim, 1.0F, s.dout);
   for (std::int64_t v = 0; v < value_dim; v += kPanel) {
     for (float* panels : {s.values, s.dout}) std::fill_n(panels + v * kChunk + at.tokens * kPanel, rest, 0.0F);
     value_panel<kDecay, kKeySplits>(p, at, saved, v, scale, dstate + v * key_dim, s);
   }
-  store_values(s.values, at, 0, value_dim, scale, p.dv);
+  store_values(s.values, at, step_rows(at), 0, value_dim, scale, p.dv);
   score_gradients<kDecay, T>(scale, s);
   if constexpr (kDecay == Decay::channel) {
     decayed_key_gradients<kKeySplits, T>(key_dim, scale, s, dq, dk);
