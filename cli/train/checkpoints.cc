@@ -201,8 +201,9 @@ void add_converter(CLI::App& program, const std::string& name, const std::string
 
 void add_checkpoints(CLI::App& program) {
   add_converter(program, "import", "Read a language model in Hugging Face's layout into a folder of efla", "HF_DIR",
-                "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba or efla) and\n"
-                "model.safetensors, or its shards with model.safetensors.index.json",
+                "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba,\n"
+                "gated_deltaproduct or efla) and model.safetensors, or its shards with\n"
+                "model.safetensors.index.json",
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
                 "Folder of a model, or of a training run (its latest checkpoint); the folder of a\n"

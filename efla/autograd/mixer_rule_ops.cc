@@ -23,11 +23,16 @@ std::string beta_name(BetaActivation beta) {
   return "";
 }
 
-// Returns the names of the mixers that compute a delta rule with one key.
+// Returns whether a mixer computes a delta rule with one key and one step per token.
+bool is_plain(const MixerPreset& preset) {
+  return !preset.softmax && preset.erase_key == EraseKey::key && preset.steps_per_token == 1;
+}
+
+// Returns the names of such mixers.
 std::vector<std::string> mixer_names() {
   std::vector<std::string> names;
   for (const auto& preset : mixer_presets()) {
-    if (!preset.softmax && preset.erase_key == EraseKey::key) names.emplace_back(preset.name);
+    if (is_plain(preset)) names.emplace_back(preset.name);
   }
   return names;
 }
@@ -37,8 +42,8 @@ std::vector<std::string> mixer_names() {
 std::tuple<std::string, double, double, bool, std::string, bool, c10::optional<std::string>, c10::optional<double>>
 mixer_rule(const std::string& name) {
   const MixerPreset& preset = mixer_preset(name);
-  if (preset.softmax || preset.erase_key != EraseKey::key) {
-    throw Error("mixer_rule", "name", "'" + name + "'", "a mixer with a delta rule of one key");
+  if (!is_plain(preset)) {
+    throw Error("mixer_rule", "name", "'" + name + "'", "a mixer with a delta rule of one key and one step per token");
   }
   c10::optional<std::string> decay;
   if (preset.gate != Gate::none) decay = is_by_channel(preset.gate) ? "channel" : "scalar";

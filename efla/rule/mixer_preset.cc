@@ -54,6 +54,22 @@ const std::vector<MixerPreset>& mixer_presets() {
        .qk_l2norm = true,
        .gate = Gate::scalar,
        .erase_key = EraseKey::closed_loop},
+      // DeltaProduct: Siems et al., 2025 (arXiv 2502.10297), and with a decay Gated DeltaProduct. β is doubled as in
+      // flash-linear-attention by the field allow_neg_eigval, or by the mixer's name.
+      {.name = "deltaproduct", .step = "euler", .qk_l2norm = true, .steps_per_token = 2},
+      {.name = "deltaproduct-neg",
+       .step = "euler",
+       .erase_scale = 2.0,
+       .write_scale = 2.0,
+       .qk_l2norm = true,
+       .steps_per_token = 2},
+      {.name = "deltaproduct-exact", .step = "exact", .qk_l2norm = true, .steps_per_token = 2},
+      {.name = "gated-deltaproduct", .step = "euler", .qk_l2norm = true, .gate = Gate::scalar, .steps_per_token = 2},
+      {.name = "gated-deltaproduct-exact",
+       .step = "exact",
+       .qk_l2norm = true,
+       .gate = Gate::scalar,
+       .steps_per_token = 2},
       // Linear attention: Katharopoulos et al., 2020 (arXiv 2006.16236): S_t = S_{t−1} + k_t v_tᵀ.
       {.name = "linear", .step = "euler", .erase_scale = 0.0, .beta = one},
       {.name = "softmax", .step = "euler", .beta = one, .softmax = true},

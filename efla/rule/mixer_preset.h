@@ -1,6 +1,7 @@
 // The mixers by name. Each mixer is a row of a table. docs/layers.md describes the mixers.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,6 +51,7 @@ struct MixerPreset {
   bool softmax = false;    // causal softmax attention instead of the delta rule
   Gate gate = Gate::none;
   EraseKey erase_key = EraseKey::key;
+  std::int64_t steps_per_token = 1;  // n (micro_steps.h); above 1 a default, which a configuration may change
 };
 
 // Returns every preset, in display order.

@@ -1,8 +1,11 @@
 #include "experiments/synthetic/plan.h"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 #include <utility>
 
+#include "efla/base/error.h"
 #include "efla/io/checkpoint_folder.h"
 #include "efla/io/fields.h"
 #include "efla/report/html.h"
@@ -92,9 +95,23 @@ SyntheticRun run_of(const json& plan, const json& task, const Setting& setting) 
   return run;
 }
 
+// Sets the mixer of a run from NAME or NAME:N.
+void set_mixer(const std::string& label, SyntheticRun& run) {
+  run.mixer = label;
+  const auto colon = label.find(':');
+  run.model.mixer = label.substr(0, colon);
+  if (colon == std::string::npos) return;
+  const std::string steps = label.substr(colon + 1);
+  const auto* end = steps.data() + steps.size();
+  if (const auto [stop, error] = std::from_chars(steps.data(), end, run.model.steps_per_token);
+      error != std::errc() || stop != end || run.model.steps_per_token < 1) {
+    throw Error("synthetic study", "mixers", "'" + label + "'", "the name of a mixer, or NAME:N for N steps per token");
+  }
+}
+
 std::string name_of(const SyntheticRun& run) {
   const auto setting = word_of(run.setting);
-  return word_of(run.task) + (setting.empty() ? "" : "-" + setting) + "-" + run.model.mixer + "-lr" +
+  return word_of(run.task) + (setting.empty() ? "" : "-" + setting) + "-" + run.mixer + "-lr" +
          report::compact(run.training.lr) + "-wd" + report::compact(run.training.weight_decay) + "-seed" +
          std::to_string(run.training.seed);
 }
@@ -123,7 +140,7 @@ std::string word_of(std::string name) {
 std::vector<SyntheticRun> plan_runs(const json& settings) {
   std::vector<SyntheticRun> runs;
   const auto add = [&](SyntheticRun run, const json& seed, const json& mixer, const json& lr, const json& decay) {
-    run.model.mixer = mixer;
+    set_mixer(mixer, run);
     run.training.lr = lr;
     run.training.weight_decay = decay;
     run.training.seed = seed;

@@ -2,6 +2,7 @@
 //
 // The settings of a scale are
 //   mixers, seeds, lr, weight_decay   lists; every combination is a run of each setting of each task
+//     mixers         names, or NAME:N for N steps per token of a mixer that has several (deltaproduct)
 //   tasks            {name, title, parameters, hidden, examples, epochs or steps, vary}
 //     title          stands in tables for the name
 //     hidden         the model's width, with a head per 64

@@ -70,7 +70,7 @@ ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int
   ordered_json entry{{"name", run.name},
                      {"task", run.task},
                      {"setting", run.setting},
-                     {"mixer", run.model.mixer},
+                     {"mixer", run.mixer},
                      {"lr", run.training.lr},
                      {"weight_decay", run.training.weight_decay},
                      {"seed", run.training.seed},

@@ -18,6 +18,7 @@ struct SyntheticRun {
   std::string name;     // of its folder: "stack-kda-lr0.001-wd0.01-seed42"
   std::string task;     // in the study's table
   std::string setting;  // of the task: what differs from its baseline, "" for the baseline
+  std::string mixer;    // as the plan lists it: a name, or NAME:N for N steps per token
   data::synthetic::Task training_task;
   std::vector<data::synthetic::Task> test_tasks;  // the first is measured during training too
   std::int64_t test_examples = 1000;

@@ -145,8 +145,8 @@ ordered_json eigenvalues(const std::vector<std::string>& mixers) {
   constexpr double kLargest = 6.0;  // of x where nothing bounds it
   auto curves = ordered_json::object();
   for (const auto& name : mixers) {
-    const auto& preset = mixer_preset(name);
-    if (preset.softmax || preset.gate != Gate::none) continue;
+    const auto& preset = mixer_preset(name.substr(0, name.find(':')));
+    if (preset.softmax || preset.gate != Gate::none || preset.steps_per_token > 1) continue;
     const StepSize step = parse_step_size(std::string(preset.step));
     // A unit key and a sigmoid keep x = β‖k‖² below 1.
     const double largest = preset.qk_l2norm && preset.beta == BetaActivation::sigmoid ? 1.0 : kLargest;

@@ -17,7 +17,7 @@ namespace efla::experiments {
 nlohmann::ordered_json score_runs(const nlohmann::json& settings, const std::vector<nlohmann::ordered_json>& runs);
 
 // Returns {mixer: [[x, value], …]}: the eigenvalue of a token's transition along its key by x = β‖k‖², over the x that
-// the mixer's β and norm of k allow. For mixers of a delta rule without decay.
+// the mixer's β and norm of k allow. For mixers of a delta rule without decay and with one step per token.
 nlohmann::ordered_json eigenvalues(const std::vector<std::string>& mixers);
 
 }  // namespace efla::experiments

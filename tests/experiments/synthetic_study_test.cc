@@ -164,6 +164,21 @@ TEST(SyntheticPlan, NamedTasksAlone) {
   EXPECT_EQ(runs_of(state_tracking_plan, "tiny", {{"tasks", {"parity"}}}).back().task, "parity");
 }
 
+TEST(SyntheticPlan, MixersMayNameTheirStepsPerToken) {
+  const json given{{"mixers", {"deltaproduct-neg:3", "deltanet"}}, {"tasks", {"s5"}}};
+  const auto runs = runs_of(state_tracking_plan, "tiny", given);
+  ASSERT_EQ(runs.size(), 2U);
+  EXPECT_EQ(runs[0].mixer, "deltaproduct-neg:3");
+  EXPECT_EQ(runs[0].model.mixer, "deltaproduct-neg");
+  EXPECT_EQ(runs[0].model.steps_per_token, 3);
+  EXPECT_EQ(runs[1].model.steps_per_token, 0);
+  EXPECT_NE(runs[0].name, runs[1].name);
+  for (const char* wrong : {"deltaproduct-neg:", "deltaproduct-neg:0", "deltaproduct-neg:2x"}) {
+    test::expect_error([&] { runs_of(state_tracking_plan, "tiny", {{"mixers", {wrong}}}); }, "mixers", wrong);
+  }
+  test::expect_error([] { runs_of(state_tracking_plan, "tiny", {{"mixers", {"gdn:2"}}}); }, "steps_per_token", "2");
+}
+
 TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
   for (const PlanText text : {mad_plan, mqar_plan, extrapolation_plan, state_tracking_plan}) {
     for (const char* scale : {"tiny", "small", "paper"}) {

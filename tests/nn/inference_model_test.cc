@@ -167,7 +167,7 @@ TEST_P(InferenceOfMixer, DraftsHaveTheBitsOfDecodeSteps) {
 INSTANTIATE_TEST_SUITE_P(Mixers, InferenceOfMixer,
                          testing::Values("deltanet", "deltanet-neg", "efla", "efla-adaptive", "efla-loose", "gdn",
                                          "efla-gdn", "kda", "efla-kda", "linear", "gdn2", "gdn2-exact", "comba",
-                                         "comba-exact"),
+                                         "comba-exact", "deltaproduct-neg", "gated-deltaproduct"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) c = c == '-' ? '_' : c;
@@ -200,7 +200,7 @@ TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
 
 // One text alone, and the same text beside others, cut elsewhere, on more threads.
 TEST(InferenceModel, ATextHasTheSameBitsWhateverIsBesideIt) {
-  for (const std::string mixer : {"efla", "kda", "gdn", "gdn2", "comba"}) {
+  for (const std::string mixer : {"efla", "kda", "gdn", "gdn2", "comba", "gated-deltaproduct"}) {
     const auto model = small_model(mixer);
     for (const auto type : {WeightType::float32, WeightType::bfloat16, WeightType::int8}) {
       InferenceModel inference(model, type);

@@ -64,6 +64,11 @@ std::vector<std::pair<std::string, LanguageModelConfig>> models() {
   activation.qk_activation = "elu";
   activation.qk_norm = "sum";
   all.emplace_back("elu and sum", activation);
+  auto product = small("gated-deltaproduct");
+  product.num_householder = 3;
+  product.num_v_heads = 4;
+  product.allow_neg_eigval = true;
+  all.emplace_back("three steps", product);
   return all;
 }
 
@@ -349,6 +354,9 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
   EXPECT_EQ(to_json(small("gdn"))["model_type"], "gated_deltanet");
   EXPECT_EQ(to_json(small("kda"))["model_type"], "kda");
   EXPECT_EQ(to_json(small("comba"))["model_type"], "comba");
+  EXPECT_EQ(to_json(small("deltaproduct"))["model_type"], "gated_deltaproduct");
+  EXPECT_EQ(to_json(small("gated-deltaproduct"))["model_type"], "gated_deltaproduct");
+  EXPECT_EQ(to_json(small("deltaproduct-exact"))["model_type"], "efla");
   EXPECT_EQ(to_json(small("gdn2"))["model_type"], "efla");
   EXPECT_EQ(to_json(small("efla-loose"))["model_type"], "efla");
 }

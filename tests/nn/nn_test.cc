@@ -42,6 +42,7 @@ struct Expected {
   std::function<Tensor(Tensor& q, const Tensor& k, Tensor& v, const Tensor& x, const std::map<std::string, Tensor>&,
                        const Tensor& decay)>
       erase_key = {};
+  std::int64_t steps = 1;  // n, per token
 };
 
 std::map<std::string, Expected> expected_mixers() {
@@ -81,6 +82,11 @@ std::map<std::string, Expected> expected_mixers() {
     return k / decay.unsqueeze(-1);
   };
   return {
+      {"deltaproduct", {sigmoid, euler, euler, true, {}, {}, 2}},
+      {"deltaproduct-neg", {sigmoid, twice, twice, true, {}, {}, 2}},
+      {"deltaproduct-exact", {sigmoid, exact, exact, true, {}, {}, 2}},
+      {"gated-deltaproduct", {sigmoid, euler, euler, true, scalar, {}, 2}},
+      {"gated-deltaproduct-exact", {sigmoid, exact, exact, true, scalar, {}, 2}},
       {"gdn2", {one, euler, euler, true, channel, gated}},
       {"gdn2-exact", {one, exact, exact, true, channel, gated}},
       {"comba", {sigmoid, euler, euler, true, scalar, closed_loop}},
@@ -127,9 +133,10 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   };
   const auto unit = [](const Tensor& y) { return y * torch::rsqrt(y.square().sum(-1, true) + 1e-6); };
   auto q = branch("q", config.qk_activation).reshape({batch, tokens, heads, key_dim});
-  auto k = branch("k", config.qk_activation).reshape({batch, tokens, heads, key_dim});
-  auto v = branch("v", "silu").reshape({batch, tokens, value_heads, value_dim});
-  const auto ones = torch::ones({batch, tokens, value_heads});
+  const std::int64_t n = config.steps_per_token > 0 ? config.steps_per_token : mixer.steps, steps = tokens * n;
+  auto k = branch("k", config.qk_activation).reshape({batch, steps, heads, key_dim});
+  auto v = branch("v", "silu").reshape({batch, steps, value_heads, value_dim});
+  const auto ones = torch::ones({batch, steps, value_heads});
   auto decay = mixer.decay ? mixer.decay(x, p).exp() : ones;
   Tensor erase_key;
   if (mixer.erase_key) {
@@ -143,19 +150,22 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   q = q.repeat_interleave(value_heads / heads, 2), k = k.repeat_interleave(value_heads / heads, 2);
   if (!erase_key.defined()) erase_key = k;
   const bool learned = p.count("b_proj.weight") > 0;
-  auto beta = mixer.beta(learned ? x.matmul(p.at("b_proj.weight").t()) : ones, p) * config.beta_scale;
+  const auto b = learned ? x.matmul(p.at("b_proj.weight").t()).reshape({batch, steps, -1}) : ones;
+  auto beta = mixer.beta(b, p) * config.beta_scale;
   if (!config.learned_beta) beta = ones * config.beta_scale;
   const auto lambda = (erase_key * k).sum(-1), erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
   auto state = torch::zeros({batch, value_heads, key_dim, value_dim});
   if (decay.dim() == 3) decay = decay.unsqueeze(-1);
   std::vector<Tensor> outputs;
-  for (std::int64_t t = 0; t < tokens; ++t) {
+  for (std::int64_t t = 0; t < steps; ++t) {
     const auto at = [&](const Tensor& y) { return y.select(1, t).unsqueeze(-1); };
-    state = at(decay) * state;
+    if (t % n == 0) state = decay.select(1, t / n).unsqueeze(-1) * state;
     const auto read = state.transpose(-1, -2).matmul(at(erase_key));
     const auto error = at(write).unsqueeze(-1) * at(v) - at(erase).unsqueeze(-1) * read;  // [B, HV, V, 1]
     state = state + at(k).matmul(error.transpose(-1, -2));
-    outputs.push_back(state.transpose(-1, -2).matmul(at(q)).squeeze(-1) / std::sqrt(static_cast<double>(key_dim)));
+    if (t % n != n - 1) continue;
+    const auto query = q.select(1, t / n).unsqueeze(-1);
+    outputs.push_back(state.transpose(-1, -2).matmul(query).squeeze(-1) / std::sqrt(static_cast<double>(key_dim)));
   }
   auto o = torch::stack(outputs, 1);
   if (config.output_norm) o = o * torch::rsqrt(o.square().mean(-1, true) + config.norm_eps) * p.at("o_norm.weight");
@@ -236,7 +246,15 @@ TEST(Mixer, OptionsAreTheirEquations) {
   EXPECT_EQ(parameters_of(unbounded).at("A_log").abs().max().item<double>(), 0.0);
   MixerConfig comba{.mixer = "comba", .hidden = 32, .heads = 2, .key_dim = 8, .value_dim = 24};
   comba.output_gate = OutputGate::full_sigmoid;
-  for (const auto& config : {grouped, channel, sums, signs, relu, comba}) {
+  MixerConfig product{.mixer = "gated-deltaproduct", .hidden = 32, .heads = 2, .value_heads = 4, .key_dim = 8};
+  product.value_dim = 24;
+  product.steps_per_token = 3;
+  product.beta_scale = 2.0;
+  product.output_gate = OutputGate::silu;
+  MixerConfig single{.mixer = "deltaproduct", .hidden = 32, .heads = 2, .conv = 0};
+  single.steps_per_token = 1;
+  single.qk_activation = "elu";
+  for (const auto& config : {grouped, channel, sums, signs, relu, comba, product, single}) {
     SCOPED_TRACE(config.mixer);
     const Mixer mixer(config, Initialiser(3));
     auto expected_mixer = expected_mixers().at(config.mixer);
@@ -290,6 +308,18 @@ TEST(MixerPlan, NamesWhatInferenceDoesNotSupport) {
   EXPECT_EQ(refusal({.conv = 0}), "a mixer without short convolution");
   EXPECT_EQ(refusal({.qk_activation = "relu"}), "the activation relu");
   EXPECT_EQ(refusal({.mixer = "deltanet", .qk_sum_norm = true}), "qk_norm sum");
+}
+
+TEST(MixerPlan, RefusesStepsThatAMixerCannotHave) {
+  MixerConfig config{.mixer = "gdn", .hidden = 32, .heads = 2};
+  config.steps_per_token = 2;
+  test::expect_error([&] { validate(config); }, "steps_per_token", "1 for gdn, which has one step per token");
+  config.mixer = "gated-deltaproduct";
+  config.steps_per_token = 17;
+  test::expect_error([&] { validate(config); }, "steps_per_token", "1 to 16");
+  config.steps_per_token = 2;
+  config.qk_sum_norm = true;
+  test::expect_error([&] { validate(config); }, "qk_sum_norm", "false for gated-deltaproduct");
 }
 
 // Comba's erase key e^(-g) k would leave the range of float32 where a token decays the state to nothing.

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "efla/base/check.h"
-#include "efla/nn/inference/mixer_problem.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/layers/glu.h"
 #include "efla/ops/layers/short_conv.h"
@@ -67,23 +66,23 @@ void DeltaMixers::begin(std::int64_t rows, std::span<const TextRun> runs, std::v
   }
 }
 
-// Computes beta [R, HV] and, with a gate, decay [R, HV] or [R, HV·K] from the projections.
+// Computes beta [R, n·HV] and, with a gate, decay [R, HV] or [R, HV·K] from the projections.
 void DeltaMixers::compute_gates(const Layer& layer, ThreadPool& pool) {
   const std::int64_t heads = plan_.config.value_heads, dim = plan_.config.key_dim;
   const View<float, 2> projected = projected_.rows(rows_, layer.in.outputs());
-  const View<float, 2> beta = beta_.rows(rows_, heads);
+  const View<float, 2> beta = beta_.rows(rows_, plan_.betas());
   const bool by_channel = is_by_channel(plan_.gate);
   const View<float, 2> decay = decay_.rows(rows_, by_channel ? heads * dim : heads);
   if (plan_.f) layer.f_out.apply(columns_of(projected, plan_.f), decay, pool);
   const float bound = static_cast<float>(plan_.config.lower_bound.value_or(kGateLowerBound));
   for_each_row(rows_, pool, [&](std::int64_t row) {
-    for (std::int64_t h = 0; h < heads; ++h) {
+    for (std::int64_t h = 0; h < plan_.betas(); ++h) {
       float value = 1.0F;
       if (plan_.b && !plan_.w) {
         const float b = projected(row, plan_.b.first + h);
         value = plan_.preset.beta == BetaActivation::sigmoid ? sigmoid(b) : softplus(b);
       }
-      beta(row, h) = value * layer.beta_factor[static_cast<std::size_t>(h)];
+      beta(row, h) = value * layer.beta_factor[static_cast<std::size_t>(h % heads)];
     }
     if (plan_.gate == Gate::none) return;
     for (std::int64_t c = 0; c < decay.extent[1]; ++c) {
@@ -165,6 +164,23 @@ void DeltaMixers::convolve(const Layer& layer, std::span<const TextRun> runs, St
   }
 }
 
+// Returns the rows with the keys and values of several steps per token copied to one row per step; other rows as they
+// are.
+MixerRows DeltaMixers::with_steps(MixerRows rows) {
+  if (plan_.steps() == 1) return rows;
+  const View<float, 2> k = step_keys_.rows(rows.texts * rows.tokens, plan_.step_keys());
+  const View<float, 2> v = step_values_.rows(rows.texts * rows.tokens, plan_.step_values());
+  for (std::int64_t row = 0; row < k.extent[0]; ++row) {
+    const std::int64_t text = row / rows.tokens, token = row % rows.tokens;
+    const float* keys = rows.qkv + text * rows.text_stride + token * plan_.channels() + plan_.keys();
+    std::copy_n(keys, plan_.step_keys(), k.at(row));
+    std::copy_n(keys + plan_.step_keys(), plan_.step_values(), v.at(row));
+  }
+  rows.k = k.data;
+  rows.v = v.data;
+  return rows;
+}
+
 // Computes a run of a prompt in parts that end at multiples of kCutTokens tokens of the text, so that the bits do not
 // depend on the cutting of the prompt into runs. row: the run's first row of the gates; qkv: its first token's q, k and
 // v.
@@ -176,13 +192,14 @@ void DeltaMixers::recur_prompt(const TextRun& run, std::int64_t row, const float
     const std::int64_t whole = end / kCutTokens * kCutTokens, next = (begin / kCutTokens + 1) * kCutTokens;
     const std::int64_t stop = begin % kCutTokens != 0 ? std::min(next, end) : begin < whole ? whole : end;
     const std::int64_t tokens = stop - begin;
-    auto p = mixer_problem<DeltaForward<float>>(plan_, {.tokens = tokens,
-                                                        .qkv = qkv + done * plan_.channels(),
-                                                        .text_stride = tokens * plan_.channels(),
-                                                        .beta = beta_.data() + (row + done) * plan_.config.value_heads,
-                                                        .decay = decay_.data() + (row + done) * plan_.decays(),
-                                                        .o = o_.data() + (row + done) * plan_.values(),
-                                                        .erase_key = erase_key_.data() + (row + done) * keys});
+    auto p =
+        mixer_problem<DeltaForward<float>>(plan_, with_steps({.tokens = tokens,
+                                                              .qkv = qkv + done * plan_.channels(),
+                                                              .text_stride = tokens * plan_.channels(),
+                                                              .beta = beta_.data() + (row + done) * plan_.betas(),
+                                                              .decay = decay_.data() + (row + done) * plan_.decays(),
+                                                              .o = o_.data() + (row + done) * plan_.values(),
+                                                              .erase_key = erase_key_.data() + (row + done) * keys}));
     p.initial_state = states_view(plan_, memory.data(), 1);
     p.final_state = states_view(plan_, final_state_.rows(1, memory_floats_).data, 1);
     delta_forward(p, {.context = {.pool = &pool}});
@@ -200,13 +217,13 @@ void DeltaMixers::recur(const Layer& layer, std::span<const TextRun> runs, State
   if (decodes_ > 0) {
     std::vector<std::int64_t> slots;
     for (const auto& run : runs.first(static_cast<std::size_t>(decodes_))) slots.push_back(run.slot);
-    auto p = mixer_problem<DeltaSteps<float>>(plan_, {.texts = decodes_,
-                                                      .qkv = mixed_.data() + kept * channels,
-                                                      .text_stride = plan_.config.conv * channels,
-                                                      .beta = beta_.data(),
-                                                      .decay = decay_.data(),
-                                                      .o = o_.data(),
-                                                      .erase_key = erase_key_.data()});
+    auto p = mixer_problem<DeltaSteps<float>>(plan_, with_steps({.texts = decodes_,
+                                                                 .qkv = mixed_.data() + kept * channels,
+                                                                 .text_stride = plan_.config.conv * channels,
+                                                                 .beta = beta_.data(),
+                                                                 .decay = decay_.data(),
+                                                                 .o = o_.data(),
+                                                                 .erase_key = erase_key_.data()}));
     p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {decodes_});
     p.states = states_view(plan_, states.slot(0).data() + layer_first, states.slots());
     p.states.stride[0] = static_cast<std::int64_t>(state_floats());
@@ -234,14 +251,14 @@ void DeltaMixers::recur(const Layer& layer, std::span<const TextRun> runs, State
 // Appends to a draft what its recurrence needs in this layer. row: the draft's first row in beta and decay; at: its
 // first row in window and mixed.
 void DeltaMixers::keep_draft(Draft& draft, std::int64_t row, std::int64_t at) {
-  const std::int64_t tokens = draft.run.tokens, heads = plan_.config.value_heads;
+  const std::int64_t tokens = draft.run.tokens;
   const auto append = [](Vector& to, const float* first, std::int64_t count) {
     to.insert(to.end(), first, first + count);
   };
   const std::int64_t floats = (plan_.config.conv - 1 + tokens) * plan_.channels();
   append(draft.window, window_.data() + at * plan_.channels(), floats);
   append(draft.mixed, mixed_.data() + at * plan_.channels(), floats);
-  append(draft.beta, beta_.data() + row * heads, tokens * heads);
+  append(draft.beta, beta_.data() + row * plan_.betas(), tokens * plan_.betas());
   append(draft.decay, decay_.data() + row * plan_.decays(), tokens * plan_.decays());
   if (plan_.rule.two_keys) {
     append(draft.erase_key, erase_key_.data() + row * plan_.keys(), tokens * plan_.keys());
@@ -253,13 +270,14 @@ void DeltaMixers::recur_draft(const Draft& draft, std::int64_t layer, std::int64
                               float* o, ThreadPool& pool) {
   const std::int64_t all = draft.run.tokens, kept = plan_.config.conv - 1;
   auto p = mixer_problem<DeltaSteps<float>>(
-      plan_, {.tokens = tokens,
-              .qkv = draft.mixed.data() + (layer * (kept + all) + kept) * plan_.channels(),
-              .text_stride = tokens * plan_.channels(),
-              .beta = draft.beta.data() + layer * all * plan_.config.value_heads,
-              .decay = draft.decay.data() + layer * all * plan_.decays(),
-              .o = o,
-              .erase_key = draft.erase_key.data() + layer * all * (plan_.rule.two_keys ? plan_.keys() : 0)});
+      plan_,
+      with_steps({.tokens = tokens,
+                  .qkv = draft.mixed.data() + (layer * (kept + all) + kept) * plan_.channels(),
+                  .text_stride = tokens * plan_.channels(),
+                  .beta = draft.beta.data() + layer * all * plan_.betas(),
+                  .decay = draft.decay.data() + layer * all * plan_.decays(),
+                  .o = o,
+                  .erase_key = draft.erase_key.data() + layer * all * (plan_.rule.two_keys ? plan_.keys() : 0)}));
   p.states = states_view(plan_, memory.data(), 1);
   delta_steps(p, {.context = {.pool = &pool}});
 }

@@ -11,6 +11,7 @@
 
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
+#include "efla/nn/inference/mixer_problem.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/inference/rows.h"
 #include "efla/nn/inference/text_run.h"
@@ -55,6 +56,7 @@ class DeltaMixers {
   void convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void compute_gates(const Layer& layer, ThreadPool& pool);
   void form_keys(const Layer& layer, std::span<const TextRun> runs);
+  MixerRows with_steps(MixerRows rows);
   void recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory, ThreadPool& pool);
   void keep_draft(Draft& draft, std::int64_t row, std::int64_t at);
@@ -67,7 +69,7 @@ class DeltaMixers {
 
   std::int64_t rows_ = 0, decodes_ = 0;   // of the call; decodes_: runs of one token
   std::vector<Draft>* drafts_ = nullptr;  // the caller's list
-  RowBuffer projected_, window_, mixed_, beta_, decay_, erase_key_, o_, gate_, final_state_;
+  RowBuffer projected_, window_, mixed_, beta_, decay_, erase_key_, step_keys_, step_values_, o_, gate_, final_state_;
 };
 
 }  // namespace efla::nn

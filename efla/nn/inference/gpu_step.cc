@@ -66,7 +66,7 @@ StepOutput step_output(const Tensor& logits, std::int64_t drawable) {
 }
 
 bool takes_step(const MixerPlan& plan, const StepMixer& mixer, const StepStates& states) {
-  if (plan.rule.two_keys) return false;
+  if (plan.rule.two_keys || plan.steps() > 1) return false;
   const auto outputs_of = [&](const Tensor& weight) {
     return weight.defined() ? torch::zeros({1, weight.size(0)}, mixer.taps.options()) : Tensor();
   };

@@ -31,7 +31,7 @@ struct TextRun {
 struct Draft {
   TextRun run;
   std::vector<float> window, mixed;  // [layers, W − 1 + tokens, channels], inputs and outputs of the convolution
-  std::vector<float> beta, decay;    // [layers, tokens, HV], [layers, tokens, HV or HV·K]
+  std::vector<float> beta, decay;    // [layers, tokens, n·HV], [layers, tokens, HV or HV·K]
   std::vector<float> erase_key;      // [layers, tokens, H·K] of a rule with two keys
   std::vector<float> hidden = {};    // [tokens, D], inputs of the head; only of a model with a draft head
 };

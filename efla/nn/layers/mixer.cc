@@ -29,19 +29,28 @@ Mixer::Inputs Mixer::inputs_of(const Tensor& qkv, const SmallOutputs& small) con
 
 Tensor Mixer::recur(const Inputs& inputs, const Tensor& cu_seqlens) const {
   const auto& config = plan_->config;
-  if (inputs.erase_key.defined()) {
+  if (inputs.erase_key.defined() || plan_->steps() > 1) {
     const auto [q, k, v] = heads_of(inputs.qkv);
-    return autograd::delta_rule({q, k, v, inputs.beta, {}, inputs.g, cu_seqlens, inputs.erase_key}, plan_->rule, "auto",
-                                /*output_final_state=*/false)
+    return autograd::delta_rule({q, k, v, inputs.beta, {}, inputs.g, step_ends(cu_seqlens), inputs.erase_key},
+                                plan_->rule, "auto", /*output_final_state=*/false)
         .o;
   }
   return autograd::delta_rule_packed(inputs.qkv, inputs.beta, inputs.g, config.heads, config.key_dim, plan_->rule,
                                      cu_seqlens);
 }
 
+Tensor Mixer::step_ends(const Tensor& cu_seqlens) const {
+  return cu_seqlens.defined() && plan_->steps() > 1 ? cu_seqlens * plan_->steps() : cu_seqlens;
+}
+
 Tensor Mixer::recur_step(const Inputs& inputs, Tensor& memory) const {
   const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
   const auto [q, k, v] = heads_of(inputs.qkv);
+  if (plan_->steps() > 1) {
+    const auto out = autograd::delta_rule({q, k, v, inputs.beta, memory, inputs.g}, plan_->rule);
+    memory.copy_(out.final_state);  // in place, as a CUDA graph asks
+    return out.o.select(1, 0);
+  }
   return autograd::delta_rule_step(only(q), only(k), only(v), only(inputs.beta), only(inputs.g), memory, plan_->rule,
                                    "auto", only(inputs.erase_key));
 }
@@ -105,8 +114,8 @@ Tensor Mixer::forward(const Tensor& x, const PackedWindows& windows, MixerState&
   }
   const Inputs in = inputs_of(qkv, small);
   const auto [q, k, v] = heads_of(in.qkv);
-  auto out =
-      autograd::delta_rule({q, k, v, in.beta, states.memory, in.g, windows.cu_seqlens, in.erase_key}, plan_->rule);
+  auto out = autograd::delta_rule({q, k, v, in.beta, states.memory, in.g, step_ends(windows.cu_seqlens), in.erase_key},
+                                  plan_->rule);
   states.memory = out.final_state;
   return output_(x, small.g, out.o);
 }

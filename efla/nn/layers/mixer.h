@@ -20,7 +20,7 @@ namespace efla::nn {
 // A mixer's state after the tokens so far.
 struct MixerState {
   torch::Tensor memory;  // [B, HV, K, V]
-  torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the last inputs of the convolution; undefined without one
+  torch::Tensor conv;    // [B, W − 1, channels], the last inputs of the convolution; undefined without one
 };
 
 // Computes y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β(b_proj x))) · gate).
@@ -48,8 +48,8 @@ class Mixer : public torch::nn::Module {
  protected:
   // The inputs of the recurrence.
   struct Inputs {
-    torch::Tensor qkv;             // [B, T, 2·H·K + HV·V]
-    torch::Tensor beta;            // [B, T, HV]
+    torch::Tensor qkv;             // [B, T, channels]
+    torch::Tensor beta;            // [B, T·n, HV]
     torch::Tensor g;               // [B, T, HV] or [B, T, HV, K], the logarithm of the decay; undefined without one
     torch::Tensor erase_key = {};  // [B, T, H, K] of a rule with two keys
   };
@@ -60,10 +60,12 @@ class Mixer : public torch::nn::Module {
   virtual torch::Tensor recur(const Inputs& inputs, const torch::Tensor& cu_seqlens) const;
   virtual torch::Tensor recur_step(const Inputs& inputs, torch::Tensor& memory) const;
 
-  // Splits qkv by heads: q, k [B, T, H, K], v [B, T, HV, V].
+  // Splits qkv by heads: q [B, T, H, K], k [B, T·n, H, K], v [B, T·n, HV, V].
   std::array<torch::Tensor, 3> heads_of(const torch::Tensor& qkv) const { return convolution_.heads_of(qkv); }
 
  private:
+  // Returns the ends of packed sequences counted in steps of the recurrence.
+  torch::Tensor step_ends(const torch::Tensor& cu_seqlens) const;
   Inputs inputs_of(const torch::Tensor& qkv, const SmallOutputs& small) const;
 
   SharedPlan plan_;

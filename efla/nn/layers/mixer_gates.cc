@@ -84,8 +84,9 @@ Tensor MixerGates::beta(const SmallOutputs& small, const Tensor& qkv) const {
     const bool sigmoid = plan_->preset.beta == BetaActivation::sigmoid;
     activated = sigmoid ? torch::sigmoid(small.b) : torch::softplus(small.b);
   } else {
-    activated = torch::ones({qkv.size(0), qkv.size(1), plan_->config.value_heads}, qkv.options());
+    activated = torch::ones({qkv.size(0), qkv.size(1), plan_->betas()}, qkv.options());
   }
+  if (plan_->steps() > 1) activated = activated.reshape({qkv.size(0), -1, plan_->config.value_heads});
   if (alpha_.defined()) activated = activated * torch::softplus(alpha_);
   if (plan_->config.beta_scale != 1.0 && !gated) activated = activated * plan_->config.beta_scale;
   return activated.to(qkv.scalar_type());  // because softplus widens under autocast

@@ -24,7 +24,7 @@ class MixerGates {
   // Registers b_proj, alpha, and a_proj or f_proj with A_log and dt_bias in the mixer, as far as the plan has them.
   MixerGates(SharedPlan plan, torch::nn::Module& mixer, const Initialiser& init);
 
-  // Returns β [B, T, HV] in the type of qkv [B, T, ·].
+  // Returns β [B, T·n, HV] in the type of qkv [B, T, ·].
   torch::Tensor beta(const SmallOutputs& small, const torch::Tensor& qkv) const;
   // Returns the logarithm of the decay, [B, T, HV] or [B, T, HV, K]; undefined without a decay.
   torch::Tensor decay(const SmallOutputs& small) const;

@@ -107,25 +107,29 @@ QkvConvolution::QkvConvolution(SharedPlan plan, torch::nn::Module& mixer, const 
     return mixer.register_module(name, std::make_shared<Weight>(init.within(name).weight({channels, 1, taps}, taps)));
   };
   q_ = add("q_conv1d", plan_->keys());
-  k_ = add("k_conv1d", plan_->keys());
-  v_ = add("v_conv1d", plan_->values());
+  k_ = add("k_conv1d", plan_->step_keys());
+  v_ = add("v_conv1d", plan_->step_values());
 }
 
 Tensor QkvConvolution::taps() const { return torch::cat({q_->value, k_->value, v_->value}); }
 
 std::array<Tensor, 3> QkvConvolution::heads_of(const Tensor& qkv) const {
   const auto& config = plan_->config;
-  const std::int64_t keys = plan_->keys(), values = plan_->values();
+  const std::int64_t keys = plan_->keys(), n = plan_->steps();
+  const auto steps_of = [&](std::int64_t first, std::int64_t count, std::int64_t heads, std::int64_t dim) {
+    const Tensor part = qkv.narrow(2, first, count);
+    return n == 1 ? part.unflatten(2, {heads, dim}) : part.unflatten(2, {n, heads, dim}).flatten(1, 2);
+  };
   return {qkv.narrow(2, 0, keys).unflatten(2, {config.heads, config.key_dim}),
-          qkv.narrow(2, keys, keys).unflatten(2, {config.heads, config.key_dim}),
-          qkv.narrow(2, 2 * keys, values).unflatten(2, {config.value_heads, config.value_dim})};
+          steps_of(keys, plan_->step_keys(), config.heads, config.key_dim),
+          steps_of(keys + plan_->step_keys(), plan_->step_values(), config.value_heads, config.value_dim)};
 }
 
 Tensor QkvConvolution::activated(const Tensor& qkv) const {
   if (plan_->config.qk_activation == "silu") return torch::silu(qkv);
-  const std::int64_t keys = plan_->keys();
-  const auto qk = activation(plan_->config.qk_activation, qkv.narrow(2, 0, 2 * keys));
-  return torch::cat({qk, torch::silu(qkv.narrow(2, 2 * keys, plan_->values()))}, 2);
+  const std::int64_t keys = plan_->keys() + plan_->step_keys();  // of q and k
+  const auto qk = activation(plan_->config.qk_activation, qkv.narrow(2, 0, keys));
+  return torch::cat({qk, torch::silu(qkv.narrow(2, keys, plan_->step_values()))}, 2);
 }
 
 Tensor QkvConvolution::sum_normed(const Tensor& qkv) const {

@@ -60,17 +60,17 @@ class QkvConvolution {
   // Registers q_conv1d, k_conv1d and v_conv1d [channels, 1, W] in the mixer.
   QkvConvolution(SharedPlan plan, torch::nn::Module& mixer, const Initialiser& init);
 
-  // Returns the first columns of `projected` [B, T, ·] after convolution and activation, [B, T, 2·H·K + HV·V], and the
+  // Returns the first columns of `projected` [B, T, ·] after convolution and activation, [B, T, channels], and the
   // remaining columns. With cu_seqlens [N + 1] B is 1.
   std::pair<torch::Tensor, torch::Tensor> operator()(const torch::Tensor& projected,
                                                      const torch::Tensor& cu_seqlens) const;
-  // Splits the result by heads: q, k [B, T, H, K], v [B, T, HV, V].
+  // Splits the result by heads: q [B, T, H, K], k [B, T·n, H, K], v [B, T·n, HV, V].
   std::array<torch::Tensor, 3> heads_of(const torch::Tensor& qkv) const;
   // Returns whether the convolution reads cu_seqlens on the CPU.
   bool reads_cu_seqlens() const { return plan_->config.conv > 0 && plan_->config.qk_activation != "silu"; }
 
  private:
-  torch::Tensor taps() const;                                // [2·H·K + HV·V, 1, W]
+  torch::Tensor taps() const;                                // [channels, 1, W]
   torch::Tensor activated(const torch::Tensor& qkv) const;   // applies the activations to the sums of the convolution
   torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // divides q and k by their absolute sums
 

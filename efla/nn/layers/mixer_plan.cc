@@ -9,12 +9,13 @@
 namespace efla::nn {
 namespace {
 
-constexpr std::int64_t kMaxMixerWidth = 1 << 16;
+constexpr std::int64_t kMaxMixerWidth = 1 << 16, kMaxStepsPerToken = 16;
 
 // Replaces sizes that are 0 by their defaults.
 MixerConfig completed(MixerConfig config) {
   const Require require("mixer");
   if (config.value_heads == 0) config.value_heads = config.heads;
+  if (config.steps_per_token == 0) config.steps_per_token = mixer_preset(config.mixer).steps_per_token;
   for (auto* size : {&config.key_dim, &config.value_dim}) {
     if (*size != 0) continue;
     require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", config.heads,
@@ -57,6 +58,11 @@ void validate(const MixerConfig& given) {
     require(config.value_heads == config.heads, "value_heads", config.value_heads,
             "equal to heads for " + config.mixer + ", " + std::to_string(config.heads));
   }
+  require(config.steps_per_token >= 1 && config.steps_per_token <= (preset.steps_per_token > 1 ? kMaxStepsPerToken : 1),
+          "steps_per_token", config.steps_per_token,
+          preset.steps_per_token > 1 ? "1 to " + std::to_string(kMaxStepsPerToken)
+                                     : "1 for " + config.mixer + ", which has one step per token");
+  require(!config.qk_sum_norm || preset.steps_per_token == 1, "qk_sum_norm", true, "false for " + config.mixer);
   require(config.learned_beta || preset.erase_key != EraseKey::gated, "learned_beta", false,
           "true for " + config.mixer + ", which has no β beside b");
   require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
@@ -73,15 +79,15 @@ MixerPlan::MixerPlan(const MixerConfig& given)
       gate(config.lower_bound ? Gate::safe_channel : preset.gate),
       rule(rule_of(config, preset, gate)) {
   add("q_proj", keys());
-  add("k_proj", keys());
-  add("v_proj", values());
+  add("k_proj", step_keys());
+  add("v_proj", step_values());
   if (is_by_channel(gate)) f = add("f_proj.0", config.value_dim);
   if (config.output_gate == OutputGate::sigmoid) g = add("g_proj.0", config.value_dim);
   if (preset.erase_key == EraseKey::gated) {
     b = add("b_proj", keys());
     w = add("w_proj", values());
   } else if (preset.beta != BetaActivation::one && config.learned_beta) {
-    b = add("b_proj", config.value_heads);
+    b = add("b_proj", betas());
   }
   if (gate == Gate::scalar) a = add("a_proj", config.value_heads);
   if (is_full_rank(config.output_gate)) g = add("g_proj", values());

@@ -41,6 +41,7 @@ struct MixerConfig {
 
   std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: equal to heads
   std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
+  std::int64_t steps_per_token = 0;         // n, above 1 only for presets with several; 0: the preset's
   OutputGate output_gate = OutputGate::none;
   bool learned_beta = true;            // false: β has no projection, and 1 in its place
   double beta_scale = 1.0;             // factor of β, or of b of the erase key b ⊙ k
@@ -89,7 +90,12 @@ struct MixerPlan {
 
   std::int64_t keys() const { return config.heads * config.key_dim; }            // H·K
   std::int64_t values() const { return config.value_heads * config.value_dim; }  // HV·V
-  std::int64_t channels() const { return 2 * keys() + values(); }                // of q, k and v
+  std::int64_t steps() const { return config.steps_per_token; }                  // n, of the recurrence per token
+  std::int64_t step_keys() const { return steps() * keys(); }                    // n·H·K
+  std::int64_t step_values() const { return steps() * values(); }                // n·HV·V
+  std::int64_t betas() const { return steps() * config.value_heads; }            // n·HV
+  // Returns the number of channels of q, of the keys and of the values of all steps, one step after the other.
+  std::int64_t channels() const { return keys() + step_keys() + step_values(); }
   // Returns the number of decays per token, HV or HV·K; 0 without a decay.
   std::int64_t decays() const;
 

@@ -53,7 +53,7 @@ double LanguageModelConfig::least_parameters() const {
           2.0 * width * (1.0 + static_cast<double>(attention.key_value_heads) / static_cast<double>(attention.heads));
     } else {
       const MixerPlan mixer(mixer_config());
-      projected += 2.0 * static_cast<double>(mixer.keys() + mixer.values());
+      projected += static_cast<double>(mixer.channels() + mixer.values());
     }
   }
   return width * (static_cast<double>(vocab_size) * (tie_word_embeddings ? 1.0 : 2.0) + projected);
@@ -70,6 +70,7 @@ MixerConfig LanguageModelConfig::mixer_config() const {
   if (use_gate.value_or(preset.gate != Gate::none)) {
     config.output_gate = output_gate_of(preset);
   }
+  config.steps_per_token = num_householder;
   config.learned_beta = use_beta;
   config.beta_scale = allow_neg_eigval ? 2.0 : 1.0;
   config.qk_activation = qk_activation;

@@ -29,6 +29,7 @@ struct LanguageModelConfig {
   bool use_beta = true;               // false: β has no projection, and 1 in its place
   bool use_output_norm = true;
   bool allow_neg_eigval = false;       // double β; only for the step euler
+  std::int64_t num_householder = 0;    // n, steps per token of the mixers deltaproduct; 0: the mixer's
   std::string qk_norm = {};            // "sum" instead of the mixer's "l2"; empty: the mixer's
   std::string qk_activation = "silu";  // as MixerConfig
   bool safe_gate = false;              // safe channel gate with lower_bound, −5 if unset

@@ -67,6 +67,7 @@ void read_efla(const Fields& fields, LanguageModelConfig& config) {
   fields.read("qk_activation", config.qk_activation);
   fields.read("safe_gate", config.safe_gate);
   fields.read("lower_bound", config.lower_bound);
+  fields.read("num_householder", config.num_householder);
 }
 
 LanguageModelConfig read_delta_net(const Fields& fields) {
@@ -118,6 +119,22 @@ LanguageModelConfig read_comba(const Fields& fields) {
   allow_values(fields, "use_output_correction", {true});
   allow_values(fields, "use_inner_decay", {true});
   fields.find("correction_factor");  // the initial value of D
+  return config;
+}
+
+LanguageModelConfig read_gated_deltaproduct(const Fields& fields) {
+  LanguageModelConfig config{.mixer = "deltaproduct", .num_hidden_layers = 21, .num_heads = 6, .head_dim = 256};
+  config.expand_v = 2.0;
+  config.use_gate = true;
+  config.num_householder = 1;
+  read_common(fields, config);
+  fields.read("head_dim", config.head_dim);
+  fields.read("num_v_heads", config.num_v_heads);
+  fields.read("use_output_gate", config.use_gate);
+  fields.read("num_householder", config.num_householder);
+  bool has_decay = false;
+  fields.read("use_forget_gate", has_decay);
+  if (has_decay) config.mixer = "gated-deltaproduct";
   return config;
 }
 
@@ -176,6 +193,7 @@ const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer
     if (c.mixer == "gdn") return "gated_deltanet";
     if (c.mixer == "kda" && gated) return "kda";
     if (c.mixer == "comba" && !c.allow_neg_eigval) return "comba";
+    if (c.mixer == "deltaproduct" || c.mixer == "gated-deltaproduct") return "gated_deltaproduct";
   }
   return "efla";
 }
@@ -220,10 +238,11 @@ json to_json(const LanguageModelConfig& c) {
     out["use_output_norm"] = true;
     out["qk_norm"] = c.qk_norm.empty() ? "l2" : c.qk_norm;
     out["qk_activation"] = c.qk_activation;
-  } else if (type == "gated_deltanet" || type == "kda" || type == "comba") {
-    out["architectures"] = json::array({type == "kda"     ? "KDAForCausalLM"
-                                        : type == "comba" ? "CombaForCausalLM"
-                                                          : "GatedDeltaNetForCausalLM"});
+  } else if (type != "efla") {
+    out["architectures"] = json::array({type == "kda"                  ? "KDAForCausalLM"
+                                        : type == "comba"              ? "CombaForCausalLM"
+                                        : type == "gated_deltaproduct" ? "GatedDeltaProductForCausalLM"
+                                                                       : "GatedDeltaNetForCausalLM"});
     out["head_dim"] = mixer.key_dim;
     out["expand_v"] = static_cast<double>(mixer.value_dim) / static_cast<double>(mixer.key_dim);
     out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
@@ -234,6 +253,11 @@ json to_json(const LanguageModelConfig& c) {
       out["use_output_gate"] = gated_output;
       out["use_output_correction"] = true;
       out["use_inner_decay"] = true;
+    } else if (type == "gated_deltaproduct") {
+      out["use_output_gate"] = gated_output;
+      out["use_forget_gate"] = c.mixer == "gated-deltaproduct";
+      out["num_householder"] =
+          mixer.steps_per_token == 0 ? mixer_preset(c.mixer).steps_per_token : mixer.steps_per_token;
     } else {
       out["use_gate"] = gated_output;
     }
@@ -250,6 +274,7 @@ json to_json(const LanguageModelConfig& c) {
     out["qk_activation"] = c.qk_activation;
     out["safe_gate"] = c.safe_gate;
     out["lower_bound"] = optional_json(c.lower_bound);
+    if (c.num_householder > 0) out["num_householder"] = c.num_householder;
   }
   return out;
 }
@@ -266,11 +291,13 @@ LanguageModelConfig language_model_config_from_json(const Fields& fields) {
     config = read_kda(fields);
   } else if (type == "comba") {
     config = read_comba(fields);
+  } else if (type == "gated_deltaproduct") {
+    config = read_gated_deltaproduct(fields);
   } else if (type == "efla") {
     read_common(fields, config);
     read_efla(fields, config);
   } else {
-    fields.refuse("model_type", "delta_net, gated_deltanet, kda, comba or efla");
+    fields.refuse("model_type", "delta_net, gated_deltanet, kda, comba, gated_deltaproduct or efla");
   }
   read_other_fields(fields);
   fields.refuse_others();

@@ -41,6 +41,7 @@ void require_room_for(const SequenceModelConfig& config) {
 MixerConfig SequenceModelConfig::mixer_config() const {
   MixerConfig config{.mixer = mixer, .hidden = hidden, .heads = heads};
   config.key_dim = config.value_dim = head_dim;
+  config.steps_per_token = steps_per_token;
   const MixerPreset& preset = mixer_preset(mixer);
   if (preset.gate != Gate::none) config.output_gate = output_gate_of(preset);
   config.norm_eps = kSequenceNormEps;
@@ -68,13 +69,15 @@ void validate(const SequenceModelConfig& config) {
 }
 
 nlohmann::json to_json(const SequenceModelConfig& c) {
-  return {{"mixer", c.mixer},
-          {"vocab", c.vocab},
-          {"hidden", c.hidden},
-          {"layers", c.layers},
-          {"heads", c.heads},
-          {"head_dim", c.head_dim},
-          {"reconstructs", c.reconstructs}};
+  nlohmann::json out{{"mixer", c.mixer},
+                     {"vocab", c.vocab},
+                     {"hidden", c.hidden},
+                     {"layers", c.layers},
+                     {"heads", c.heads},
+                     {"head_dim", c.head_dim},
+                     {"reconstructs", c.reconstructs}};
+  if (c.steps_per_token > 0) out["steps_per_token"] = c.steps_per_token;
+  return out;
 }
 
 SequenceModel::SequenceModel(const SequenceModelConfig& config, const Initialiser& init)

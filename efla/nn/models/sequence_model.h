@@ -21,8 +21,9 @@ struct SequenceModelConfig {
   std::int64_t hidden = 128;  // D
   std::int64_t layers = 2;    // each a mixer and an MLP
   std::int64_t heads = 4;
-  std::int64_t head_dim = 0;  // 0: hidden / heads
-  bool reconstructs = false;  // every token is predicted from the output at the last token
+  std::int64_t head_dim = 0;         // 0: hidden / heads
+  std::int64_t steps_per_token = 0;  // as MixerConfig
+  bool reconstructs = false;         // every token is predicted from the output at the last token
 
   // Returns the inner width of the MLP: 352 for D = 128, as in MAD.
   std::int64_t inner() const { return hidden * 11 / 4; }
