@@ -1,7 +1,7 @@
 """Lets flash-linear-attention (fla) 0.6 compute with this package: `import efla.fla`.
 
 chunk_gated_delta_rule and chunk_kda get a backend in fla's registry (fla/backends.py). The functions without dispatch,
-chunk_delta_rule and the fused_recurrent ones, are replaced wherever a module of fla has imported them. On a CPU, where fla's Triton
+chunk_delta_rule, the fused_recurrent ones and those of DeltaProduct, Comba, Gated DeltaNet-2 and RWKV-7, are replaced wherever a module of fla has imported them. On a CPU, where fla's Triton
 kernels do not run, the same backend computes what fla's layers and models with a delta rule need beside it (efla/_fla_modules.py). A call
 that is declined, for example with float64, runs fla's own function; `declines(function, *arguments)` says why, and fla logs it (logger
 fla.backends, INFO). FLA_EFLA=0 in the environment or disable() switches everything off, enable() on again.
@@ -40,6 +40,13 @@ _REPLACED = {
     "fused_recurrent_delta_rule": "ops.delta_rule",
     "fused_recurrent_gated_delta_rule": "ops.gated_delta_rule",
     "fused_recurrent_kda": "ops.kda",
+    "chunk_gated_delta_product": "ops.gated_delta_product",
+    "chunk_comba": "ops.comba",
+    "fused_recurrent_comba": "ops.comba",
+    "chunk_gdn2": "ops.gdn2",
+    "fused_recurrent_gdn2": "ops.gdn2",
+    "chunk_rwkv7": "ops.rwkv7",
+    "fused_recurrent_rwkv7": "ops.rwkv7",
 }
 _ON_CPU = {
     "causal_conv1d_fwd": "modules.causal_conv1d.ops",
@@ -158,26 +165,29 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
 
 def _check(function: str, given: dict[str, Any]) -> None:
     """Raises _Declined for tensors that the functions of this package do not take."""
-    q = given["q"]
+    q_name = "r" if "r" in given else "q"  # as RWKV-7 calls it
+    q = given[q_name]
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     for name, tensor in tensors.items():
         if tensor.device.type != q.device.type:
-            raise _Declined(f"{name} is on {tensor.device}, q on {q.device}")
+            raise _Declined(f"{name} is on {tensor.device}, {q_name} on {q.device}")
     if q.dtype not in _DTYPES:
-        raise _Declined(f"q has dtype {q.dtype}, expected {_DTYPES_TEXT}")
+        raise _Declined(f"{q_name} has dtype {q.dtype}, expected {_DTYPES_TEXT}")
     for name in ("k", "v"):
         if given[name].dtype != q.dtype:
-            raise _Declined(f"{name} has dtype {given[name].dtype}, expected {q.dtype}, as q")
-    sizes = (32, 64) if function == "chunk_kda" else (16, 32, 64)  # without effect except on the states that chunk_kda returns
+            raise _Declined(f"{name} has dtype {given[name].dtype}, expected {q.dtype}, as {q_name}")
+    sizes = (32, 64) if function in ("chunk_kda", "chunk_gdn2") else (16, 32, 64)  # with effect only on the states that these return
     if given.get("chunk_size", 64) not in sizes:
         raise _Declined(f"chunk_size is {given['chunk_size']}, expected one of {', '.join(map(str, sizes))}")
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":
-        if reason := refusal_on_gpu(function, q, given["k"], given["v"], given.get("g"), given.get("cu_seqlens")):
+        g = given.get("w") if q_name == "r" else given.get("g")
+        erase_key = given.get("p", given["k"] if "b" in given else None)  # of Comba; b is of Gated DeltaNet-2 and RWKV-7
+        if reason := refusal_on_gpu(function, q, given["k"], given["v"], g, given.get("cu_seqlens"), erase_key):
             raise _Declined(reason)
     elif q.device.type != "cpu":
-        raise _Declined(f"q is on {q.device}, expected a CPU or an NVIDIA GPU")
+        raise _Declined(f"{q_name} is on {q.device}, expected a CPU or an NVIDIA GPU")
 
 
 class EflaBackend(BaseBackend):  # type: ignore[misc, unused-ignore]

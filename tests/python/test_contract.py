@@ -175,6 +175,12 @@ class Implementations(unittest.TestCase):
         self.assertEqual(torch.ops.efla.delta_rule_choice(*halves), choice())
         with self.assertRaisesRegex(RuntimeError, "k: got dtype Float, expected Half"):
             torch.ops.efla.delta_rule_choice(halves[0], x["k"], x["v"])
+        several_steps = torch.ops.efla.delta_rule_choice(x["q"][:, ::2].contiguous(), x["k"], x["v"], implementation="chunk_simd")
+        self.assertEqual(several_steps, ("chunk_simd", ""))
+        two_keys = choice(erase_key=x["k"], implementation="chunk_amx")
+        self.assertEqual(two_keys[0], "")
+        with self.assertRaisesRegex(RuntimeError, "erase_key: got dtype Half, expected Float"):
+            choice(erase_key=halves[1])
 
 
 DTYPES = "one of torch.float32, torch.bfloat16, torch.float16, torch.float64"

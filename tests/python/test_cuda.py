@@ -45,6 +45,53 @@ class Cuda(unittest.TestCase):
             g = -torch.rand(x["beta"].shape)
             self.compare(efla.chunk_gated_delta_rule, {**x, "g": g}, use_qk_l2norm_in_kernel=True)
 
+    def product(self, dtype, n=3, decay="scalar"):
+        """Tensors of DeltaProduct with n steps for each of 20 tokens."""
+        x = inputs(tokens=20 * n, key_dim=64, value_dim=64, decay=decay, dtype=dtype)
+        return {name: tensor[:, :20] if name in ("q", "g") else tensor for name, tensor in x.items()}
+
+    def two_keys(self, dtype):
+        """Each function with two keys, and its tensors."""
+        x = inputs(key_dim=64, value_dim=64, decay="scalar", dtype=dtype)
+        b, w = torch.rand(x["k"].shape).to(dtype), torch.rand(x["v"].shape).to(dtype)
+        channel = inputs(key_dim=64, value_dim=64, decay="channel", dtype=dtype)
+        gdn2 = {**{name: channel[name] for name in ("q", "k", "v", "g")}, "b": b, "w": w}
+        removal = torch.nn.functional.normalize(x["q"].float(), dim=-1).to(dtype)
+        rwkv7 = {"r": x["q"], "w": -0.61 * torch.rand(x["k"].shape), "k": x["k"], "v": x["v"], "a": -removal, "b": removal * b}
+        return (
+            (efla.chunk_comba, {**x, "p": 0.7 * x["k"]}, {"use_qk_l2norm_in_kernel": True}),
+            (efla.chunk_gdn2, gdn2, {"use_qk_l2norm_in_kernel": True}),
+            (efla.chunk_rwkv7, rwkv7, {}),
+            (efla.chunk_gated_delta_product, self.product(dtype), {"num_householder": 3, "use_qk_l2norm_in_kernel": True}),
+        )
+
+    def test_rules_with_two_keys_or_several_steps_agree_with_the_reference(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for function, x, named in self.two_keys(dtype):
+                results = []
+                for device in ("cpu", "cuda"):
+                    leaves = {n: t.detach().double() if device == "cpu" else t.detach().cuda() for n, t in x.items()}
+                    leaves = {name: tensor.requires_grad_() for name, tensor in leaves.items()}
+                    o, state = function(**leaves, output_final_state=True, **named)
+                    (o.to(state.dtype).square().sum() + state.square().sum()).backward()
+                    results.append({"o": o, "state": state} | {f"d{name}": leaf.grad for name, leaf in leaves.items()})
+                for name, expected in results[0].items():
+                    what = f"{function.__name__} {name} {dtype}"
+                    assert_close(self, results[1][name].detach().cpu(), expected.detach(), dtype, factor=4, what=what)
+
+    def test_steps_of_a_token_are_tokens_on_a_gpu(self):
+        x = on_gpu(self.product(torch.bfloat16, n=2, decay=None))
+        ends = torch.tensor([0, 14, 40]).cuda()
+        one = {name: tensor[:1] for name, tensor in x.items()}
+        packed, _ = torch.ops.efla.delta_rule(*one.values(), cu_seqlens=ends, step="euler")
+        alone = [{name: tensor[:, :7] if name == "q" else tensor[:, :14] for name, tensor in one.items()}]
+        expected, _ = torch.ops.efla.delta_rule(*alone[0].values(), step="euler")
+        self.assertEqual(packed.shape[1], 20)
+        self.assertTrue(torch.equal(packed[:, :7], expected))
+        with self.assertRaisesRegex(RuntimeError, "several steps per token"):
+            states = torch.zeros(2, 2, 64, 64).cuda()
+            torch.ops.efla.delta_rule_steps(x["q"][:, :2], x["k"][:, :4], x["v"][:, :4], x["beta"][:, :4], None, states)
+
     def test_gradients_agree_with_the_reference(self):
         for decay in (None, "scalar", "channel"):
             x = inputs(decay=decay)
@@ -74,6 +121,9 @@ class Cuda(unittest.TestCase):
             with self.subTest(dtype=dtype, key_dim=key_dim, decay=decay):
                 self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments, "chunk")[0], named)
                 self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments)[0], named or "recurrent_cuda")
+                if named and key_dim <= 128:
+                    two_keys = torch.ops.efla.delta_rule_choice(*arguments, "chunk", x["k"])
+                    self.assertEqual(two_keys[0], "chunk_cuda")
 
     def check_gradients(self, dtype, decay, add_keys=dict):
         gradients = []

@@ -50,6 +50,14 @@ class Values(unittest.TestCase):
                 expected = comba(**x, p=erase_key, initial_state=s, l2norm=True)
                 self.check(got, expected, dtype, f"{function.__name__} {dtype}")
 
+    def test_comba_takes_decays_that_leave_nothing(self):
+        for function in (efla.chunk_comba, efla.fused_recurrent_comba):
+            x, s = inputs(decay="scalar"), state()
+            x["g"][:, ::7] = -1000.0  # e^1000 is beyond every float
+            got = function(**x, p=0.7 * x["k"], initial_state=s, output_final_state=True, use_qk_l2norm_in_kernel=True)
+            exact = {**x, "g": x["g"].clamp_min(-600.0)}
+            self.check(got, comba(**exact, p=0.7 * x["k"], initial_state=s, l2norm=True), what=function.__name__)
+
     def test_efla_and_its_family(self):
         for function in (efla.chunk_efla, efla.fused_recurrent_efla):
             for step in ("exact", "rk2", "rk4", "implicit_euler", "trapezoid", "euler"):

@@ -10,6 +10,11 @@ from efla.ops import _check
 from efla.ops._run import delta_rule
 
 
+# The least g, as kClosedLoopLeastDecay of efla/rule/mixer_preset.h: e^(−g) stays within the range of float32, and what is left of
+# the state is below the rounding of float32.
+_LEAST_DECAY = -40.0
+
+
 def _wide(x: Tensor) -> Tensor:
     """Returns x in at least float32."""
     return x if x.dtype == torch.float64 else x.float()
@@ -52,6 +57,8 @@ def _comba(
     if sizes["HV"] > sizes["H"]:  # every value head has its own decay, and so its own erase key
         q, k, p = (x.repeat_interleave(sizes["HV"] // sizes["H"], 2) for x in (q, k, p))
     wide_p = _wide(p)
+    if g.dtype != torch.float64:
+        g = g.clamp_min(_LEAST_DECAY)
     return delta_rule(
         function,
         q,
@@ -91,8 +98,9 @@ def chunk_comba(
     Args:
         q, k, v, g, scale, initial_state, output_final_state, cu_seqlens: as chunk_gated_delta_rule.
         p: [B, T, H, K], the key that erases, in the paper d · k with d between 0 and 1. It reads the state before its decay. The
-            operator reads the decayed state with the key κ = e^(−g) p, which is rounded to the dtype of q on a CPU (float16: to
-            float32) and overflows where e^g vanishes.
+            operator reads the decayed state with the key κ = e^(−g) p, which is rounded to the dtype of q (on a CPU float16: to
+            float32). g below −40 counts as −40 except in float64: float32 keeps nothing of a state that decays more. In float16
+            on a GPU κ overflows for g below −11.
         beta: [B, T, HV]; None for ones.
         use_qk_l2norm_in_kernel: divide q, k and p by √(Σx² + 1e-6) first, each by its own, as flash-linear-attention does. The d
             of p = d · k has no effect then.
@@ -100,7 +108,7 @@ def chunk_comba(
         cu_seqlens_cpu: taken for compatibility, without effect.
 
     Returns o [B, T, HV, V] in the dtype of q, and the final state in float32 or None. Gradients flow to every floating-point tensor
-    among the arguments. Tensors lie on the CPU. Raises ValueError naming the argument.
+    among the arguments. Raises ValueError naming the argument.
     """
     rest = (scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, step)
     return _comba("chunk_comba", q, k, v, p, g, beta, *rest, "auto")

@@ -104,8 +104,7 @@ def chunk_efla(
         use_beta_sigmoid_in_kernel: β = σ(beta); with allow_neg_eigval 2σ(beta).
         state_v_first: the states are [N, HV, V, K].
         cu_seqlens: [N + 1], sequences packed one after the other into B = 1: 0, ends of sequences, T.
-        erase_key: [B, T, H, K], κ, of the dtype of q: b * k for Gated DeltaNet-2 with the gate b, e^(−g) d * k for Comba; None for k. On
-            a CPU only.
+        erase_key: [B, T, H, K], κ, of the dtype of q: b * k for Gated DeltaNet-2 with the gate b, e^(−g) d * k for Comba; None for k.
         return_intermediate_states: return the states before every chunk_size (32 or 64) tokens of a sequence too, for
             caches of prefixes; without gradients.
 

@@ -58,8 +58,8 @@ def chunk_gdn2(
         disable_recompute, cu_seqlens_cpu: taken for compatibility, without effect.
         cp_context: None; context parallelism is not implemented.
 
-    Returns what chunk_kda returns. Gradients flow to every floating-point tensor among the arguments. Tensors lie on the CPU.
-    Raises ValueError naming the argument.
+    Returns what chunk_kda returns. Gradients flow to every floating-point tensor among the arguments. Raises ValueError
+    naming the argument.
     """
     function = "chunk_gdn2"
     _check.check_absent(function, "cp_context", cp_context)
