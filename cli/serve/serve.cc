@@ -91,7 +91,7 @@ void run(ServeArguments arguments) {
   const nn::ModelSize size = nn::model_size(model);
   api.kv_bytes_per_token = 2 * size.layers * size.width * 2;  // keys and values of 2 bytes
   api.model = name.empty() ? default_name(model) : name;
-  api.page = serve::page_html();
+  api.page = serve::web_page();
   report_ignored_checkpoints("serve", model);
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
