@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/eval/engine_scorer.h"
+#include "cli/support/converted_types.h"
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
@@ -162,6 +163,7 @@ void eval_lm(const EvalLmArguments& arguments) {
     requests.push_back(eval::lm_task_requests(task, *tokenizer, arguments.options.text, pool));
   }
   report_ignored_checkpoints(kEvalLm, arguments.model);
+  report_converted_types(kEvalLm, arguments.model, nn::parse_weight_type(arguments.weights));
   const auto model = load_scored_model(arguments, pool);
 
   watch_for_interrupts();

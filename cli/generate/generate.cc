@@ -17,6 +17,7 @@
 #include "cli/commands.h"
 #include "cli/generate/dialogue.h"
 #include "cli/generate/prompts.h"
+#include "cli/support/converted_types.h"
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
@@ -326,6 +327,7 @@ void run(const GenerateArguments& arguments) {
   use_threads(arguments.threads);
   nn::model_size(arguments.model);  // the mistakes of whose configuration come first
   report_ignored_checkpoints("generate", arguments.model);
+  report_converted_types("generate", arguments.model, nn::parse_weight_type(arguments.weights));
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
   auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/converted_types.h"
 #include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
@@ -93,6 +94,7 @@ void run(ServeArguments arguments) {
   api.model = name.empty() ? default_name(model) : name;
   api.page = serve::web_page();
   report_ignored_checkpoints("serve", model);
+  report_converted_types("serve", model, nn::parse_weight_type(engine.weights));
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());

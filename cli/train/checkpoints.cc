@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/converted_types.h"
 #include "cli/support/device.h"
 #include "cli/support/ignored_checkpoints.h"
 #include "cli/support/model_tokenizer.h"
@@ -179,6 +180,7 @@ void run_logits(const Arguments& arguments) {
   const torch::Device device = choose_model_device("logits", arguments.device, arguments.model);
   const auto ids = read_ids(arguments.ids);
   report_ignored_checkpoints("logits", arguments.model);
+  report_converted_types("logits", arguments.model, nn::WeightType::float32);
   const auto logits = nn::is_family_folder(arguments.model) ? family_logits(arguments.model, ids, device)
                                                             : own_logits(arguments.model, ids.to(device), device);
   const auto entry = nn::named_tensor("logits", logits);

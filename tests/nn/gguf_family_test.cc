@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gguf_tensors.h"
 #include "efla/nn/families/gpu_family_model.h"
 #include "tests/nn/family_reference.h"
+#include "tests/nn/gguf_of.h"
 #include "tests/nn/random_family.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/gguf.h"
@@ -19,137 +21,9 @@ namespace efla::nn {
 namespace {
 
 using nlohmann::json;
-using Values = std::vector<float>;
 
-// Puts value head h = g · ratio + j of `keys` key heads at j · keys + g, as llama.cpp's converter does. The heads fill
-// groups of heads · size numbers behind the first `skipped` ones.
-Values tiled(const Values& from, std::int64_t skipped, std::int64_t size, std::int64_t keys, std::int64_t heads) {
-  Values to = from;
-  for (std::int64_t at = skipped; at + heads * size <= std::ssize(from); at += heads * size) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const std::int64_t place = h % (heads / keys) * keys + h / (heads / keys);
-      std::copy_n(from.begin() + at + h * size, size, to.begin() + at + place * size);
-    }
-  }
-  return to;
-}
-
-// The names in a layer of the file, transformers' ones, and whether 1 is added.
-struct Name {
-  std::string gguf, folder;
-  bool norm = false;
-};
-
-Values same(const Values& x) { return x; }
-Values plus_1(Values x) {
-  for (auto& value : x) value += 1.0F;
-  return x;
-}
-
-// Writes a configuration and tensors in float32 as llama.cpp's converter does.
-class GgufOf {
- public:
-  GgufOf(const json& config, const RandomTensors& tensors) : c_(config), tensors_(tensors) {
-    write_config();
-    add("token_embd.weight", "model.embed_tokens.weight", same);
-    add("output_norm.weight", "model.norm.weight", plus_1);
-    if (!c_["tie_word_embeddings"].get<bool>()) add("output.weight", "lm_head.weight", same);
-    for (std::size_t i = 0; i < c_["layer_types"].size(); ++i) {
-      const std::string to = "blk." + std::to_string(i) + ".", from = "model.layers." + std::to_string(i) + ".";
-      const bool attends = c_["layer_types"][i] == "full_attention";
-      write_projections(to, from, attends);
-      if (!attends) write_mixer(to, from + "linear_attn.");
-    }
-  }
-  test::GgufBytes file() const { return file_; }
-
- private:
-  void write_config() {
-    file_.text("general.architecture", "qwen35");
-    const auto integer = [&](const std::string& name, std::int64_t value) { file_.integer("qwen35." + name, value); };
-    const std::int64_t dim = c_["head_dim"];
-    integer("block_count", c_["num_hidden_layers"]);
-    integer("embedding_length", c_["hidden_size"]);
-    integer("feed_forward_length", c_["intermediate_size"]);
-    integer("attention.head_count", c_["num_attention_heads"]);
-    integer("attention.head_count_kv", c_["num_key_value_heads"]);
-    integer("attention.key_length", dim);
-    integer("attention.value_length", dim);
-    const auto& rope = c_["rope_parameters"];
-    integer("rope.dimension_count",
-            static_cast<std::int64_t>(static_cast<double>(dim) * rope.value("partial_rotary_factor", 0.25)));
-    file_.real("qwen35.rope.freq_base", rope["rope_theta"].get<float>());
-    file_.real("qwen35.attention.layer_norm_rms_epsilon", c_["rms_norm_eps"].get<float>());
-    integer("ssm.conv_kernel", c_["linear_conv_kernel_dim"]);
-    integer("ssm.state_size", c_["linear_key_head_dim"]);
-    integer("ssm.group_count", c_["linear_num_key_heads"]);
-    integer("ssm.time_step_rank", c_["linear_num_value_heads"]);
-    integer("ssm.inner_size",
-            c_["linear_num_value_heads"].get<std::int64_t>() * c_["linear_value_head_dim"].get<std::int64_t>());
-    std::vector<std::int64_t> recurrent;
-    for (const auto& type : c_["layer_types"]) recurrent.push_back(type == "linear_attention" ? 1 : 0);
-    file_.integers("qwen35.attention.recurrent_layers", recurrent);
-  }
-
-  template <class F>
-  void add(const std::string& name, const std::string& from, const F& change) {
-    const auto& [shape, values] = tensors_.all.at(from);
-    const Values changed = change(values);
-    std::vector<std::uint64_t> extents(shape.begin(), shape.end());
-    if (extents.size() == 3) extents = {extents[0], extents[2]};
-    const auto bytes = std::span(reinterpret_cast<const char*>(changed.data()), changed.size() * sizeof(float));
-    file_.tensor(name, 0, extents, {bytes.data(), bytes.size()});
-  }
-
-  // Writes norms, MLP and projections of attention of a layer.
-  void write_projections(const std::string& to, const std::string& from, bool attends) {
-    std::vector<Name> names{{"attn_norm", "input_layernorm", true},
-                            {"post_attention_norm", "post_attention_layernorm", true},
-                            {"ffn_gate", "mlp.gate_proj"},
-                            {"ffn_up", "mlp.up_proj"},
-                            {"ffn_down", "mlp.down_proj"}};
-    if (attends) {
-      names.insert(names.end(), {{"attn_q", "self_attn.q_proj"},
-                                 {"attn_k", "self_attn.k_proj"},
-                                 {"attn_v", "self_attn.v_proj"},
-                                 {"attn_output", "self_attn.o_proj"},
-                                 {"attn_q_norm", "self_attn.q_norm", true},
-                                 {"attn_k_norm", "self_attn.k_norm", true}});
-    }
-    for (const auto& [gguf, folder, norm] : names) {
-      norm ? add(to + gguf + ".weight", from + folder + ".weight", plus_1)
-           : add(to + gguf + ".weight", from + folder + ".weight", same);
-    }
-  }
-
-  void write_mixer(const std::string& to, const std::string& a) {
-    const std::int64_t H = c_["linear_num_key_heads"], HV = c_["linear_num_value_heads"];
-    const std::int64_t K = c_["linear_key_head_dim"], V = c_["linear_value_head_dim"], D = c_["hidden_size"];
-    const std::int64_t keys = 2 * H * K, taps = c_["linear_conv_kernel_dim"];
-    const auto heads = [&](std::int64_t skipped, std::int64_t size) {
-      return [=](const Values& x) { return tiled(x, skipped, size, H, HV); };
-    };
-    add(to + "attn_qkv.weight", a + "in_proj_qkv.weight", heads(keys * D, V * D));
-    add(to + "attn_gate.weight", a + "in_proj_z.weight", heads(0, V * D));
-    add(to + "ssm_beta.weight", a + "in_proj_b.weight", heads(0, D));
-    add(to + "ssm_alpha.weight", a + "in_proj_a.weight", heads(0, D));
-    add(to + "ssm_conv1d.weight", a + "conv1d.weight", heads(keys * taps, V * taps));
-    add(to + "ssm_dt.bias", a + "dt_bias", heads(0, 1));
-    add(to + "ssm_norm.weight", a + "norm.weight", same);
-    add(to + "ssm_out.weight", a + "out_proj.weight", heads(0, V));
-    add(to + "ssm_a", a + "A_log", [&](Values x) {
-      for (auto& value : x) value = -std::exp(value);
-      return tiled(x, 0, 1, H, HV);
-    });
-  }
-
-  const json& c_;
-  const RandomTensors& tensors_;
-  test::GgufBytes file_;
-};
-
-Values logits_of(const std::filesystem::path& path) {
-  FamilyModel model(path, WeightType::float32);
+Values logits_of(const std::filesystem::path& path, WeightType weights = WeightType::float32) {
+  FamilyModel model(path, weights);
   const std::vector<std::int32_t> ids{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
   const TextRun run{.tokens = std::ssize(ids)};
   ThreadPool pool(1);
@@ -175,6 +49,70 @@ TEST(GgufFamily, HasTheLogitsOfTheFolder) {
     const Values expected = logits_of(folder.path()), got = logits_of(folder / "m.gguf");
     EXPECT_LE(worst_difference(got, {expected.begin(), expected.end()}), 1e-5);
   }
+}
+
+// Returns the configuration of a model whose rows are whole blocks of every type.
+json block_config(std::uint64_t seed) {
+  auto config = random_family_config(false, seed);
+  config.update({{"hidden_size", 256},
+                 {"intermediate_size", 256},
+                 {"num_attention_heads", 4},
+                 {"num_key_value_heads", 2},
+                 {"head_dim", 64},
+                 {"linear_num_key_heads", 2},
+                 {"linear_num_value_heads", seed % 2 == 0 ? 4 : 2},
+                 {"linear_key_head_dim", 32},
+                 {"linear_value_head_dim", seed % 2 == 0 ? 64 : 256},
+                 {"num_hidden_layers", 2}});
+  config["layer_types"] = {"linear_attention", "full_attention"};
+  return config;
+}
+
+// On some processors blocks and the inputs of their products are rounded to bfloat16, as both are with the type
+// bfloat16 for the same numbers in float32; types that kernels do not multiply become bfloat16. Single models enlarge
+// one rounding more than the other, so that the errors of several are compared by their geometric mean.
+TEST(GgufFamily, QuantisedWeightsCostNoMoreThanBfloat16) {
+  constexpr int kFiles = 16;
+  std::uint64_t seed = 0;
+  for (const auto& block : kBlockTypes) {
+    SCOPED_TRACE(block.name);
+    double ratios = 0.0;
+    for (int i = 0; i < kFiles; ++i, ++seed) {
+      const test::TempFolder folder;
+      const auto config = block_config(seed);
+      const auto all = random_block_tensors(config, block, seed);
+      io::write_file_atomically(folder / "wide.gguf", GgufOf(config, all.tensors).file().bytes());
+      io::write_file_atomically(folder / "blocks.gguf", GgufOf(config, all.tensors, &all).file().bytes());
+      const Values exact = logits_of(folder / "wide.gguf"),
+                   rounded = logits_of(folder / "wide.gguf", WeightType::bfloat16),
+                   got = logits_of(folder / "blocks.gguf");
+      const Numbers expected(exact.begin(), exact.end());
+      const double own = worst_difference(got, expected), narrow = worst_difference(rounded, expected);
+      EXPECT_LE(own, 8.0 * narrow) << seed;
+      ratios += std::log((own + 1e-9) / narrow);
+    }
+    EXPECT_LE(std::exp(ratios / kFiles), 1.25);
+  }
+}
+
+TEST(GgufFamily, SaysWhichTypesBecomeWhat) {
+  const test::TempFolder folder;
+  const auto conversions = [&](std::string_view type, WeightType weights) {
+    const auto* block = std::ranges::find(kBlockTypes, type, &BlockType::name);
+    auto config = block_config(1);
+    config["tie_word_embeddings"] = true;
+    const auto all = random_block_tensors(config, *block, 1);
+    io::write_file_atomically(folder / "m.gguf", GgufOf(config, all.tensors, &all).file().bytes());
+    return GgufTensors(folder / "m.gguf").conversions(weights);
+  };
+  EXPECT_EQ(conversions("Q4_K", WeightType::float32), "");
+  EXPECT_EQ(conversions("Q3_K", WeightType::float32), "Q3_K (14 tensors) becomes bfloat16");
+  EXPECT_EQ(conversions("Q3_K", WeightType::int8), "Q3_K (14 tensors) becomes int8");
+  auto config = block_config(2);  // whose ssm_out has heads that are no whole blocks of Q4_K
+  config["tie_word_embeddings"] = false;
+  const auto all = random_block_tensors(config, kBlockTypes[7], 2);
+  io::write_file_atomically(folder / "m.gguf", GgufOf(config, all.tensors, &all).file().bytes());
+  EXPECT_EQ(GgufTensors(folder / "m.gguf").conversions(WeightType::bfloat16), "F32 (1 tensor) becomes bfloat16");
 }
 
 TEST(GgufFamily, RefusesOtherFiles) {

@@ -109,12 +109,12 @@ bool FamilyWeights::begin_draft_head() {
   return false;
 }
 
-SourceTensor FamilyWeights::find(const std::string& full_name, bool blocks) {
+SourceTensor FamilyWeights::find(const std::string& full_name, bool matrix) {
   if (!source_->has(full_name)) {
     io::fail_in(source_->path(), "has no tensor " + full_name + ", which a model of its configuration has");
   }
   read_.insert(full_name);
-  return source_->read(full_name, blocks);
+  return source_->read(full_name, matrix);
 }
 
 // Returns a tensor of this shape as one matrix, whose rows are along the last dimension.

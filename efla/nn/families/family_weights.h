@@ -69,7 +69,7 @@ class FamilyWeights {
   std::string head_name() const;
   bool find_form() const;
   std::string full(std::string_view name) const { return std::string(prefix_).append(name); }
-  SourceTensor find(const std::string& full_name, bool blocks);
+  SourceTensor find(const std::string& full_name, bool matrix);
   StoredMatrix stored(const std::string& full_name, const std::vector<std::int64_t>& shape);
 
   std::shared_ptr<const TensorSource> source_;

@@ -69,11 +69,39 @@ std::int64_t count_of(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies());
 }
 
-std::shared_ptr<io::Bytes> widened(const io::GgufType& type, io::ByteView bytes) {
-  const auto blocks = bytes.size() / static_cast<std::size_t>(type.bytes);
-  auto wide = std::make_shared<io::Bytes>(blocks * static_cast<std::size_t>(type.elements) * sizeof(float));
-  io::dequantise(type, bytes, reinterpret_cast<float*>(wide->data()));
-  return wide;
+// Returns the numbers of some blocks in float32, or rounded to bfloat16.
+template <class T>
+std::shared_ptr<io::Bytes> numbers_in(const io::GgufType& type, io::ByteView bytes) {
+  const auto block_bytes = static_cast<std::size_t>(type.bytes), elements = static_cast<std::size_t>(type.elements);
+  const auto numbers = std::make_shared<io::Bytes>(bytes.size() / block_bytes * elements * sizeof(T));
+  auto* to = reinterpret_cast<T*>(numbers->data());
+  std::vector<float> wide(elements);
+  for (std::size_t at = 0; at < bytes.size(); at += block_bytes, to += elements) {
+    io::dequantise(type, bytes.subspan(at, block_bytes), wide.data());
+    std::ranges::transform(wide, to, [](float number) {
+      if constexpr (std::is_same_v<T, bfloat16>) {
+        return to_bfloat16(number);
+      } else {
+        return number;
+      }
+    });
+  }
+  return numbers;
+}
+
+// Returns whether a part of a delta mixer has one row per head, as step sizes and decays have.
+bool is_row_per_head(std::string_view part) { return part == "in_proj_b.weight" || part == "in_proj_a.weight"; }
+
+void replace_bytes(SourceTensor& tensor, std::shared_ptr<io::Bytes> bytes) {
+  tensor.tensor.bytes = *bytes;
+  tensor.owner = std::move(bytes);
+}
+
+// Returns the type in which a weight of linear layers computes that the file has in `type`, without blocks.
+std::string_view type_in_memory(std::string_view type, WeightType weights) {
+  const bool narrow = type != "F32" && type != "F16";
+  if (weights == WeightType::float32) return narrow ? "bfloat16" : "float32";
+  return name_of(weights);
 }
 
 }  // namespace
@@ -103,7 +131,7 @@ std::vector<std::string> GgufTensors::names() const {
 std::shared_ptr<io::Bytes> GgufTensors::in_order(const io::GgufTensor& tensor, std::string_view part,
                                                  io::ByteView bytes, std::int64_t row_bytes) const {
   const bool columns = part == "out_proj.weight";
-  const bool one_row = part == "in_proj_b.weight" || part == "in_proj_a.weight" || tensor.shape.size() == 1;
+  const bool one_row = is_row_per_head(part) || tensor.shape.size() == 1;
   const bool behind_keys = part == "in_proj_qkv.weight" || part == "conv1d.weight";
   const std::int64_t numbers = columns ? row_bytes / value_heads_ : row_bytes * (one_row ? 1 : value_dim_);
   const std::int64_t first = behind_keys ? key_rows_ * row_bytes : 0, ratio = value_heads_ / key_heads_;
@@ -132,39 +160,76 @@ std::shared_ptr<io::Bytes> GgufTensors::logarithms_of(const io::GgufTensor& tens
   return logs;
 }
 
-SourceTensor GgufTensors::read(const std::string& name, bool blocks) const {
+// Returns whether the value heads of a mixer's part are in another order than in a folder.
+bool GgufTensors::is_turned(std::string_view part) const {
+  return !part.empty() && part != "norm.weight" && key_heads_ > 0 && value_heads_ > key_heads_;
+}
+
+std::optional<QuantType> GgufTensors::kept_blocks(const std::string& name) const {
+  const io::GgufTensor& tensor = find(name);
+  const auto part = mixer_part(name);
+  // Columns of out_proj that belong to a head can be moved if they are whole blocks.
+  const bool divides = is_turned(part) && part == "out_proj.weight" && value_dim_ % tensor.type->elements != 0;
+  const bool keeps = !divides && !is_row_per_head(part) && tensor.shape.size() == 2;
+  return keeps ? io::quant_type(*tensor.type) : std::nullopt;
+}
+
+// Returns a tensor in the file's order: numbers in floating point as they are, quantised weights in bfloat16, and in
+// float32 what decides much.
+SourceTensor GgufTensors::numbers_of(const std::string& name, bool matrix) const {
   const io::GgufTensor& tensor = find(name);
   const io::GgufType& type = *tensor.type;
+  const auto part = mixer_part(name);
   if (!io::can_dequantise(type)) {
     io::fail_in(path(), io::printable(tensor.name) + " is " + std::string(type.name) + ", expected one of " +
                             io::dequantised_types());
   }
-  const auto part = mixer_part(name);
-  const bool turned = !part.empty() && part != "norm.weight" && key_heads_ > 0 && value_heads_ > key_heads_;
-  const bool is_plain = type.elements == 1 && part != "A_log";
-  // Columns of out_proj that belong to a head can be moved if they are whole blocks.
-  const bool divides = turned && part == "out_proj.weight" && value_dim_ % type.elements != 0;
-  const auto quant = blocks && !divides && tensor.shape.size() == 2 ? io::quant_type(type) : std::nullopt;
-  SourceTensor read{.tensor = {name, io::TensorType::F32, tensor.shape, tensor.bytes}, .owner = file_};
-  const auto replace = [&](std::shared_ptr<io::Bytes> bytes) {
-    read.tensor.bytes = *bytes;
-    read.owner = std::move(bytes);
-  };
-  if (is_plain) {
+  SourceTensor read = as_stored(name);
+  if (type.elements == 1 && part != "A_log") {
     read.tensor.type = *io::type_from_name(type.name);
-  } else if (!quant) {
-    replace(widened(type, tensor.bytes));
-  }
-  if (turned) {
-    const auto rows = tensor.shape.size() == 1 ? tensor.shape.front() : count_of(tensor.shape) / tensor.shape.back();
-    replace(in_order(tensor, part, read.tensor.bytes, std::ssize(read.tensor.bytes) / rows));
-  }
-  if (part == "A_log") replace(logarithms_of(tensor, read.tensor.bytes));
-  if (quant) {
-    read.blocks = {*quant, reinterpret_cast<const std::byte*>(read.tensor.bytes.data()), tensor.shape[0],
-                   tensor.shape[1]};
+  } else if (matrix && !is_row_per_head(part)) {
+    read.tensor.type = io::TensorType::BF16;
+    replace_bytes(read, numbers_in<bfloat16>(type, tensor.bytes));
+  } else {
+    replace_bytes(read, numbers_in<float>(type, tensor.bytes));
   }
   return read;
+}
+
+SourceTensor GgufTensors::read(const std::string& name, bool matrix) const {
+  const io::GgufTensor& tensor = find(name);
+  const auto part = mixer_part(name);
+  const auto blocks = matrix ? kept_blocks(name) : std::nullopt;
+  SourceTensor read = blocks ? as_stored(name) : numbers_of(name, matrix);
+  if (is_turned(part)) {
+    const auto rows = tensor.shape.size() == 1 ? tensor.shape.front() : count_of(tensor.shape) / tensor.shape.back();
+    replace_bytes(read, in_order(tensor, part, read.tensor.bytes, std::ssize(read.tensor.bytes) / rows));
+  }
+  if (part == "A_log") replace_bytes(read, logarithms_of(tensor, read.tensor.bytes));
+  if (blocks) {
+    const auto* data = reinterpret_cast<const std::byte*>(read.tensor.bytes.data());
+    read.blocks = {*blocks, data, tensor.shape[0], tensor.shape[1]};
+  }
+  return read;
+}
+
+std::string GgufTensors::conversions(WeightType weights) const {
+  std::map<std::pair<std::string_view, std::string_view>, int> counts;
+  for (const auto& [name, tensor] : tensors_) {
+    const auto part = mixer_part(name);
+    const bool weight = tensor->shape.size() == 2 && part != "conv1d.weight" && !is_row_per_head(part);
+    if (!weight || name.starts_with("mtp.") || kept_blocks(name)) continue;
+    const auto type = tensor->type->name, to = type_in_memory(type, weights);
+    const bool same = (type == "F32" && to == "float32") || (type == "BF16" && to == "bfloat16");
+    if (!same) ++counts[{type, to}];
+  }
+  std::string text;
+  for (const auto& [types, count] : counts) {
+    const auto& [type, to] = types;
+    text.append(text.empty() ? "" : ", ").append(type).append(" (").append(std::to_string(count));
+    text.append(count == 1 ? " tensor) becomes " : " tensors) becomes ").append(to);
+  }
+  return text;
 }
 
 }  // namespace efla::nn

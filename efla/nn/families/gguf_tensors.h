@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "efla/io/gguf/gguf.h"
 #include "efla/nn/families/gguf_config.h"
 #include "efla/nn/families/tensor_source.h"
+#include "efla/nn/inference/packed_weight.h"
 
 namespace efla::nn {
 
@@ -24,13 +26,24 @@ class GgufTensors final : public TensorSource {
   const std::string& path() const override { return file_->path(); }
   std::vector<std::string> names() const override;
   bool has(std::string_view name) const override { return tensors_.contains(name); }
-  SourceTensor read(const std::string& name, bool blocks) const override;
+  SourceTensor read(const std::string& name, bool matrix) const override;
   const std::vector<std::int64_t>& shape(const std::string& name) const override { return find(name).shape; }
   io::ByteView stored(const std::string& name) const override { return find(name).bytes; }
   bool has_whole_norms() const override { return true; }
 
+  // Returns which weights of linear layers are in memory in another type than in the file, for people, such as
+  // "Q3_K (12 tensors) becomes bfloat16"; "": none. weights: what is asked of the model.
+  std::string conversions(WeightType weights) const;
+
  private:
   const io::GgufTensor& find(const std::string& name) const { return *tensors_.find(name)->second; }
+  SourceTensor as_stored(const std::string& name) const {
+    const io::GgufTensor& tensor = find(name);
+    return {.tensor = {name, io::TensorType::F32, tensor.shape, tensor.bytes}, .owner = file_};
+  }
+  bool is_turned(std::string_view part) const;
+  std::optional<QuantType> kept_blocks(const std::string& name) const;
+  SourceTensor numbers_of(const std::string& name, bool matrix) const;
   std::shared_ptr<io::Bytes> in_order(const io::GgufTensor& tensor, std::string_view part, io::ByteView bytes,
                                       std::int64_t row_bytes) const;
   std::shared_ptr<io::Bytes> logarithms_of(const io::GgufTensor& tensor, io::ByteView bytes) const;

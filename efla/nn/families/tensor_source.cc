@@ -14,7 +14,7 @@ class FolderTensors final : public TensorSource {
   const std::string& path() const override { return folder_->path(); }
   std::vector<std::string> names() const override { return folder_->names(); }
   bool has(std::string_view name) const override { return folder_->file_with(name) != nullptr; }
-  SourceTensor read(const std::string& name, bool /*blocks*/) const override {
+  SourceTensor read(const std::string& name, bool /*matrix*/) const override {
     return {.tensor = find(name), .owner = folder_};
   }
   const std::vector<std::int64_t>& shape(const std::string& name) const override { return find(name).shape; }

@@ -29,9 +29,10 @@ class TensorSource {
   // Returns the sorted names of all tensors.
   virtual std::vector<std::string> names() const = 0;
   virtual bool has(std::string_view name) const = 0;
-  // Returns a tensor that is there. blocks: whether quantised blocks may stay as they are. Throws IoError(content) for
-  // a type that cannot be read.
-  virtual SourceTensor read(const std::string& name, bool blocks) const = 0;
+  // Returns a tensor that is there. matrix: whether it is the weight of a linear layer, whose quantised blocks stay as
+  // they are if kernels multiply them, and are rounded to bfloat16 if not. Throws IoError(content) for a type that
+  // cannot be read.
+  virtual SourceTensor read(const std::string& name, bool matrix) const = 0;
   // Return the shape of a tensor that is there, and its bytes as they are stored.
   virtual const std::vector<std::int64_t>& shape(const std::string& name) const = 0;
   virtual io::ByteView stored(const std::string& name) const = 0;
