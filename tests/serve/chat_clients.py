@@ -27,7 +27,8 @@ EOS = 2
 SPECIAL = {EOS: "<|im_end|>", 1: "<|endoftext|>", 3: "<|im_start|>"}
 PIECES = ["Let me see.\n</think>\n\n", "I look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nZü", "rich \"a\"\n</parameter>\n",
           "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>", "\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
-          "It rains."]
+          "It rains.",
+          "\n<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n</function>\n</tool_call>"]
 FIRST = 300  # the id of the first piece
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Returns the weather.", "parameters": {
              "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}},
