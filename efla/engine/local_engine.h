@@ -77,11 +77,13 @@ class LocalEngine final : public Engine {
     bool drafted = false;                // follows a draft's token; draws only if the reply has it
   };
   struct Step {
+    Clock::time_point start;
     std::vector<std::int32_t> ids;
     std::vector<nn::TextRun> runs;
     std::vector<Reply*> replies;  // of the runs
     std::vector<Row> rows;
     std::vector<std::size_t> drafts;  // the runs of several decoded tokens
+    std::int64_t drafted_by_head = 0;
   };
 
   // Requests (local_engine.cc).
@@ -123,6 +125,7 @@ class LocalEngine final : public Engine {
   void fork_replies(Reply& reply, std::span<const float> logits);
   void keep_state(Reply& reply);
   void end_drafts(const Step& step);
+  void learn_cost(const Step& step);
   void cache_states(const Step& step);
 
   // Sessions (local_sessions.cc).
@@ -146,6 +149,7 @@ class LocalEngine final : public Engine {
   std::unordered_map<const void*, std::int64_t> held_;  // how many running texts hold a page that they began with
   PrefixCache cache_;
   Schedule schedule_;
+  DraftCost draft_cost_;
   Replies running_;
 
   mutable std::mutex mutex_;  // guards the members that follow

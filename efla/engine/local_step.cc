@@ -41,6 +41,7 @@ std::size_t move_drawn_together(std::vector<Row>& rows) {
 
 LocalEngine::Step LocalEngine::plan() {
   Step step;
+  step.start = Clock::now();
   decode_replies(step);
   read_prompts(step);
   return step;
@@ -57,11 +58,14 @@ void LocalEngine::decode_replies(Step& step) {
   }
   if (replies.empty()) return;
   const std::int64_t most = schedule_.most_drafted(std::ssize(replies));
+  const std::int64_t most_by_head = std::min(most, options_.draft_head);
+  const double cost = most_by_head == 0 ? 0.0 : draft_cost_.per_token(std::ssize(replies));
   for (auto& [reply, draft] : replies) {
     draft = reply->draft(std::min(most, options_.draft_tokens));
-    const std::int64_t wanted = reply->head_drafts(std::min(most, options_.draft_head));
+    const std::int64_t wanted = reply->head_drafts(most_by_head, cost);
     if (wanted == 0) continue;
     draft = reply->take_draft(model_->draft(reply->slot, reply->state_tokens(), reply->next_id(), wanted, pool_));
+    step.drafted_by_head += wanted;
   }
   std::stable_partition(replies.begin(), replies.end(), [](const auto& pair) { return pair.second.empty(); });
   for (const auto& [reply, draft] : replies) {
@@ -143,6 +147,7 @@ void LocalEngine::compute(const Step& step) {
   draw_by_model(rows.subspan(with_logits), ahead);
   for (Reply* reply : step.replies) reply->begun = ahead;
   end_drafts(step);
+  if (!reads) learn_cost(step);
   for (Reply* reply : step.replies) {
     if (reply->ended()) continue;
     reply->flush_echo();
@@ -158,6 +163,14 @@ bool LocalEngine::may_begin_next(const Step& step) const {
   return step.rows.size() == step.runs.size() && std::ranges::all_of(step.runs, is_decoded) &&
          running_.size() == step.replies.size() && std::ranges::all_of(step.replies, is_dropped) &&
          !std::ranges::all_of(step.replies, &Reply::draws_last);
+}
+
+// Learns what drafts by the head cost from a step that only decoded, unless it had other drafts.
+void LocalEngine::learn_cost(const Step& step) {
+  const std::int64_t texts = std::ssize(step.runs);
+  if (options_.draft_head == 0 || texts > nn::kMostDecoded) return;
+  if (std::ssize(step.ids) != texts + step.drafted_by_head) return;
+  draft_cost_.learn(texts, step.drafted_by_head, Clock::now() - step.start);
 }
 
 void LocalEngine::keep_state(Reply& reply) {

@@ -7,34 +7,17 @@
 
 namespace efla::engine {
 
-std::int64_t DraftLength::next(std::int64_t most) {
-  most = std::min(most, limit_);
-  if (most <= 0) return 0;
-  if (pause_ == 0) return most;
-  --pause_;
-  return 0;
-}
-
-void DraftLength::end(std::size_t right, std::size_t drafted) {
-  constexpr std::int64_t kLongestPause = 64;
-  if (right == drafted) {
-    limit_ = std::min(nn::kMostDecoded - 1, 2 * limit_);
-  } else {
-    limit_ = static_cast<std::int64_t>(right) + 1;
-  }
-  if (right == 0) pause_ = next_pause_;
-  next_pause_ = right == 0 ? std::min(kLongestPause, 2 * next_pause_) : 1;
-}
-
 std::span<const std::int32_t> PromptLookup::draft(std::span<const std::int32_t> prompt,
                                                   std::span<const std::int32_t> reply, std::int64_t most) {
   constexpr std::size_t kMatched = 3, kSearched = 8192;
   draft_.clear();
   const std::size_t all = prompt.size() + reply.size();
-  by_head_ = false;
-  if (all <= kMatched) return draft_;
-  most = length_.next(most);
-  if (most == 0) return draft_;
+  most = std::min(most, limit_);
+  if (most <= 0 || all <= kMatched) return draft_;
+  if (pause_ > 0) {
+    --pause_;
+    return draft_;
+  }
   const auto at = [&](std::size_t i) { return i < prompt.size() ? prompt[i] : reply[i - prompt.size()]; };
   const auto matches = [&](std::size_t end) {
     for (std::size_t i = 1; i <= kMatched; ++i) {
@@ -52,6 +35,15 @@ std::span<const std::int32_t> PromptLookup::draft(std::span<const std::int32_t> 
   return draft_;
 }
 
-void PromptLookup::end(std::size_t right) { (by_head_ ? head_length_ : length_).end(right, draft_.size()); }
+void PromptLookup::end(std::size_t right) {
+  constexpr std::int64_t kLongestPause = 64;
+  if (right == draft_.size()) {
+    limit_ = std::min(nn::kMostDecoded - 1, 2 * limit_);
+  } else {
+    limit_ = static_cast<std::int64_t>(right) + 1;
+  }
+  if (right == 0) pause_ = next_pause_;
+  next_pause_ = right == 0 ? std::min(kLongestPause, 2 * next_pause_) : 1;
+}
 
 }  // namespace efla::engine

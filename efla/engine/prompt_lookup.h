@@ -9,19 +9,6 @@
 
 namespace efla::engine {
 
-// How long the drafts of one source are: shorter after a draft that was wrong in part, longer after one that was right,
-// and with pauses after drafts that were wrong from their first token on.
-class DraftLength {
- public:
-  // Returns the length of the next draft, at most `most`; 0 in a pause, of which the call takes one step.
-  std::int64_t next(std::int64_t most);
-  // Learns how many of a draft's tokens the reply drew before another one.
-  void end(std::size_t right, std::size_t drafted);
-
- private:
-  std::int64_t limit_ = 3, pause_ = 0, next_pause_ = 1;
-};
-
 // The drafts of one reply, one after the other.
 class PromptLookup {
  public:
@@ -30,13 +17,9 @@ class PromptLookup {
   // wrong in part, and nothing for some calls after a draft that was wrong from its first token on.
   std::span<const std::int32_t> draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
                                       std::int64_t most);
-  // Puts a longer draft of the model's head in place of the one that draft returned.
-  void replace(std::vector<std::int32_t> draft) {
-    draft_ = std::move(draft);
-    by_head_ = true;
-  }
-  DraftLength& head_length() { return head_length_; }
-  // Returns what draft returned last.
+  // Puts another draft in place of the one that draft returned.
+  void replace(std::vector<std::int32_t> draft) { draft_ = std::move(draft); }
+  // Returns the last draft.
   std::span<const std::int32_t> tokens() const { return draft_; }
   // Drops the last tokens of the draft.
   void cut(std::size_t tokens) { draft_.resize(tokens); }
@@ -45,8 +28,7 @@ class PromptLookup {
 
  private:
   std::vector<std::int32_t> draft_;
-  DraftLength length_, head_length_;
-  bool by_head_ = false;
+  std::int64_t limit_ = 3, pause_ = 0, next_pause_ = 1;
 };
 
 }  // namespace efla::engine

@@ -135,19 +135,20 @@ std::span<const std::int32_t> Reply::draft(std::int64_t most) {
   most = std::min(most, request.max_tokens - static_cast<std::int64_t>(reply_.size()) - 1);
   const auto draft = lookup_.draft(ids_, reply_, most);
   drafting_ = !draft.empty();
+  by_head_ = false;
   return draft;
 }
 
-std::int64_t Reply::head_drafts(std::int64_t most) {
+std::int64_t Reply::head_drafts(std::int64_t most, double cost) {
   if (replays()) return 0;
   most = std::min(most, request.max_tokens - static_cast<std::int64_t>(reply_.size()) - 1);
-  const std::int64_t wanted = lookup_.head_length().next(most);
+  const std::int64_t wanted = head_.next(most, cost);
   return wanted > std::ssize(lookup_.tokens()) ? wanted : 0;
 }
 
 std::span<const std::int32_t> Reply::take_draft(std::vector<std::int32_t> draft) {
   lookup_.replace(std::move(draft));
-  drafting_ = true;
+  drafting_ = by_head_ = true;
   return lookup_.tokens();
 }
 
@@ -160,7 +161,7 @@ std::int64_t Reply::end_draft(std::int64_t drafted) {
   drafting_ = false;
   usage_.drafted_tokens += drafted;
   usage_.accepted_tokens += static_cast<std::int64_t>(drawn_) - 1;
-  lookup_.end(drawn_ - 1);
+  by_head_ ? head_.end(drawn_ - 1, lookup_.tokens().size()) : lookup_.end(drawn_ - 1);
   return static_cast<std::int64_t>(drawn_);
 }
 

@@ -13,6 +13,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/engine/batch_sampler.h"
 #include "efla/engine/engine.h"
+#include "efla/engine/head_drafts.h"
 #include "efla/engine/prompt_lookup.h"
 #include "efla/engine/reply_text.h"
 #include "efla/engine/request_sampling.h"
@@ -133,8 +134,9 @@ class Reply {
 
   // Drafts at most `most` tokens to follow next_id(), by prompt lookup.
   std::span<const std::int32_t> draft(std::int64_t most);
-  // Returns how many tokens, at most `most`, the model's head should draft in place of the draft; 0: none.
-  std::int64_t head_drafts(std::int64_t most);
+  // Returns how many tokens, at most `most`, the model's head should draft in place of the draft; 0: none. cost: of
+  // DraftCost.
+  std::int64_t head_drafts(std::int64_t most, double cost);
   // Takes the draft of the model's head.
   std::span<const std::int32_t> take_draft(std::vector<std::int32_t> draft);
   // Returns whether the tokens drawn in this step are the draft's first tokens, so that one more may be drawn.
@@ -208,6 +210,8 @@ class Reply {
   std::size_t decoded_ = 0;  // of reply_ that the state has seen
   Usage usage_ = {};         // but for the counts above
   PromptLookup lookup_;
+  HeadDrafts head_;
+  bool by_head_ = false;   // whether the head drafted lookup_.tokens()
   std::size_t drawn_ = 0;  // tokens drawn in this step
   bool drafting_ = false;
   bool kept_ = false;        // whether a state is kept
