@@ -121,12 +121,6 @@ class Stored {
     read_ = values;
     return values;
   }
-  // Returns whether the values lie in this memory, which get() may have returned.
-  bool is(const Memory& values) const {
-    const std::lock_guard lock(mutex_);
-    return file_.empty() ? values_ == values : read_.lock() == values;
-  }
-
   // Says that the caller is going to move the values to a file: they count as moving until swap_out or unclaim. Returns
   // false where another caller is, and where the values are in a file.
   bool claim() {
@@ -183,15 +177,15 @@ class Stored {
 using StoredIds = Stored<std::vector<std::int32_t>>;  // of a text
 using StoredPage = Stored<nn::PageBytes>;
 
-// The stored pages by their memory, so that states with the same page store it once. Several threads may call functions
-// at once.
+// The stored pages by the ids of the pages in memory, so that states with the same page store it once, also while it is
+// in a file. Several threads may call functions at once.
 class StoredPages {
  public:
   // Returns the stored page of a page.
   std::shared_ptr<StoredPage> of(const nn::Page& page) {
     const std::lock_guard lock(mutex_);
-    auto& known = pages_[page.get()];
-    if (auto stored = known.lock(); stored && stored->is(page)) return stored;
+    auto& known = pages_[page->id];
+    if (auto stored = known.lock()) return stored;
     auto stored = std::make_shared<StoredPage>(page);
     known = stored;
     forget_dead();
@@ -201,7 +195,7 @@ class StoredPages {
   nn::Page read(const std::shared_ptr<StoredPage>& stored) {
     auto page = stored->get();
     const std::lock_guard lock(mutex_);
-    pages_[page.get()] = stored;
+    pages_[page->id] = stored;
     return page;
   }
   // Returns a page with the bytes of a file: the one of an earlier call if it had the same bytes and is in memory.
@@ -228,7 +222,7 @@ class StoredPages {
   }
 
   std::mutex mutex_;
-  std::unordered_map<const nn::PageBytes*, std::weak_ptr<StoredPage>> pages_;
+  std::unordered_map<std::uint64_t, std::weak_ptr<StoredPage>> pages_;            // by id
   std::unordered_map<std::uint32_t, std::weak_ptr<const nn::PageBytes>> loaded_;  // from files, by checksum
   std::size_t alive_ = 64;                                                        // after the last call of forget_dead
 };

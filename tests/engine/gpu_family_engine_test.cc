@@ -11,6 +11,7 @@
 #include "efla/nn/families/gpu_family_model.h"
 #include "tests/engine/family_model.h"
 #include "tests/engine/recorder.h"
+#include "tests/support/temp_folder.h"
 
 namespace efla::engine {
 namespace {
@@ -83,6 +84,27 @@ TEST_P(GpuFamilyEngine, SharesPagesWithThePrefixCache) {
   }
   for (int round = 0; round < 2; ++round) EXPECT_EQ(replies(*gpu, requests), replies(*on_cpu, requests));
   EXPECT_GT(gpu->statistics().cache_hits, 0U);
+}
+
+// Sessions that continue one text share its pages, also after these have moved to files.
+TEST_P(GpuFamilyEngine, SwapsASharedPageOnce) {
+  constexpr std::size_t kSessions = 5, kTokens = 640, kRecord = 4096;
+  const test::TempFolder swap;
+  const auto info = folder.engine()->info();
+  const std::size_t page = 64 * info.token_bytes, session = info.session_bytes + page + kRecord;
+  const auto gpu = engine({.session_memory = 2 * session, .swap = swap.path()});
+  auto first = greedy(std::string(kTokens, 'a'), 1);
+  first.save_as = "0";
+  reply(*gpu, first);
+  for (std::size_t i = 1; i < kSessions; ++i) {
+    auto more = greedy("bcd", 2);
+    more.session = std::to_string(i - 1);
+    more.save_as = std::to_string(i);
+    reply(*gpu, more);
+  }
+  const auto now = gpu->statistics();
+  EXPECT_GT(now.swapped_bytes, kTokens * info.token_bytes / 2);
+  EXPECT_LT(now.session_bytes + now.swapped_bytes, kSessions * session + kTokens * info.token_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, GpuFamilyEngine, testing::Combine(testing::Bool(), testing::Bool()),

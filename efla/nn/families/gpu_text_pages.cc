@@ -82,8 +82,8 @@ std::vector<Page> GpuTextPages::pages(std::int64_t slot, std::int64_t tokens) {
       std::memcpy(page->data(), copied[static_cast<std::int64_t>(n)].data_ptr(), outside_bytes());
       all[some[n]] = page;
       if (some[n] >= full) continue;
-      own[some[n]]->outside = page;
-      note(page.get(), own[some[n]]);
+      if (own[some[n]]->id != 0) page->id = own[some[n]]->id;
+      note(page, own[some[n]]);
     }
   }
   return all;
@@ -91,19 +91,20 @@ std::vector<Page> GpuTextPages::pages(std::int64_t slot, std::int64_t tokens) {
 
 // Returns the page in the GPU's memory of one outside of slots.
 std::shared_ptr<GpuTextPages::GpuPage> GpuTextPages::inside(const Page& page) {
-  if (const auto known = inside_.find(page.get()); known != inside_.end()) {
-    if (auto same = known->second.lock(); same && same->outside.lock() == page) return same;
+  if (const auto known = inside_.find(page->id); known != inside_.end()) {
+    if (auto same = known->second.lock()) return same;
   }
   const auto fresh = new_page();
   fresh->numbers.copy_(torch::from_blob(const_cast<std::byte*>(page->data()), {page_numbers()}, outside_type()));
-  fresh->outside = page;
-  note(page.get(), fresh);
+  note(page, fresh);
   return fresh;
 }
 
-// Remembers the page in the GPU's memory of one outside of slots.
-void GpuTextPages::note(const PageBytes* outside, const std::shared_ptr<GpuPage>& page) {
-  inside_[outside] = page;
+// Remembers that a page in the GPU's memory and one outside of slots are the same.
+void GpuTextPages::note(const Page& outside, const std::shared_ptr<GpuPage>& page) {
+  page->outside = outside;
+  page->id = outside->id;
+  inside_[outside->id] = page;
   if (inside_.size() < most_inside_) return;
   std::erase_if(inside_, [](const auto& entry) { return entry.second.expired(); });
   most_inside_ = std::max<std::size_t>(2 * inside_.size(), 64);

@@ -59,7 +59,8 @@ class GpuTextPages {
  private:
   struct GpuPage {
     torch::Tensor numbers;
-    std::weak_ptr<const PageBytes> outside = {};  // the same page outside of slots
+    std::weak_ptr<const PageBytes> outside = {};  // the same page outside of slots, while it is in memory
+    std::uint64_t id = 0;                         // of this page, also when it is not; 0: there was none
   };
   using Text = std::vector<std::shared_ptr<GpuPage>>;
 
@@ -73,7 +74,7 @@ class GpuTextPages {
   std::int64_t full_pages(std::int64_t tokens) const { return layers_ == 0 ? 0 : tokens / shape_.page_tokens; }
   std::shared_ptr<GpuPage> new_page() const;
   std::shared_ptr<GpuPage> inside(const Page& page);
-  void note(const PageBytes* outside, const std::shared_ptr<GpuPage>& page);
+  void note(const Page& outside, const std::shared_ptr<GpuPage>& page);
   torch::Tensor cut(const torch::Tensor& page, std::int64_t tokens) const;
   void change(std::int64_t slot) { changed_[static_cast<std::size_t>(slot)] = true; }
 
@@ -83,7 +84,7 @@ class GpuTextPages {
   KeyValueType outside_;
   torch::Device device_;
   std::vector<Text> texts_;
-  std::unordered_map<const PageBytes*, std::weak_ptr<GpuPage>> inside_;  // of pages outside of slots
+  std::unordered_map<std::uint64_t, std::weak_ptr<GpuPage>> inside_;  // by the ids of pages outside of slots
   std::size_t most_inside_ = 64;  // entries of inside_ with which the ones of pages that are gone are erased
   torch::Tensor addresses_;       // [slots, M]
   std::vector<bool> changed_;     // texts whose pages have changed since addresses_ was written

@@ -1,6 +1,7 @@
 // Texts that a model continues on the CPU: the tokens of a call, and the states in slots and outside of slots.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -79,7 +80,20 @@ enum class KeyValueType { float32, bfloat16 };
 
 // The keys and values of consecutive tokens in all layers of softmax attention. A page whose tokens are all in the text
 // never changes, so that texts and states outside of slots hold the same page.
-using PageBytes = std::vector<std::byte, CacheLineAllocator<std::byte>>;
+struct PageBytes : std::vector<std::byte, CacheLineAllocator<std::byte>> {
+  using vector::vector;
+  // A copy may change, and has another id.
+  PageBytes(const PageBytes& other) : vector(other) {}
+  PageBytes& operator=(const PageBytes&) = delete;
+
+  std::uint64_t id = next_id();  // unique, but for the pages that a GPU's memory has filled anew with the same bytes
+
+ private:
+  static std::uint64_t next_id() {
+    static std::atomic<std::uint64_t> count{0};
+    return ++count;
+  }
+};
 using Page = std::shared_ptr<const PageBytes>;
 
 // The state of a text outside of a slot. It never changes, and copies share its memory.
