@@ -13,16 +13,21 @@
 
 namespace efla::engine {
 
-// A folder with a model of olmo_hybrid or of qwen3_5_text, whose tokens are bytes and some rows of padding.
+// A folder with a model of olmo_hybrid or of qwen3_5_text, whose tokens are bytes and some rows of padding. The latter
+// may have a head for drafts.
 class FamilyFolder {
  public:
-  explicit FamilyFolder(bool olmo, const std::vector<std::string>& layers = {"linear_attention", "full_attention",
-                                                                             "linear_attention", "full_attention"}) {
+  explicit FamilyFolder(bool olmo,
+                        const std::vector<std::string>& layers = {"linear_attention", "full_attention",
+                                                                  "linear_attention", "full_attention"},
+                        bool draft_head = false) {
     auto config = nn::random_family_config(olmo, 11);
     config["vocab_size"] = 300;
     config["layer_types"] = layers;
     config["num_hidden_layers"] = layers.size();
-    nn::write_family_folder(folder_.path(), config, nn::random_family_tensors(config, "model.", 12), false, false);
+    auto tensors = nn::random_family_tensors(config, "model.", 12);
+    if (draft_head) nn::add_draft_head(tensors, config);
+    nn::write_family_folder(folder_.path(), config, tensors, false, false);
   }
   std::unique_ptr<Engine> engine(const EngineOptions& options = {}) const {
     return load_engine(folder_.path(), data::load_tokenizer("bytes"), options);

@@ -213,6 +213,15 @@ TEST(Schedule, EveryReplyOfAHybridHasTheBitsOfTheSameRequestAlone) {
   }
 }
 
+TEST(Schedule, EveryReplyWithAHeadForDraftsHasTheBitsOfTheSameRequestAlone) {
+  const FamilyFolder folder(false, std::vector<std::string>{"linear_attention", "full_attention"}, true);
+  const auto make = [&](EngineOptions options) {
+    options.draft_head = std::max<std::int64_t>(1, options.draft_tokens);
+    return folder.engine(options);
+  };
+  expect_schedules_change_nothing(make, random_requests(3), 5, true);
+}
+
 TEST(Schedule, EveryReplyOfTheDecoderOfGpusHasTheTokensOfTheSameRequestAlone) {
   expect_schedules_change_nothing(gpu_engine, mostly_drawn_on_gpu(random_requests(1)), 6, false);
 }
