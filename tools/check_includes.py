@@ -47,6 +47,7 @@ OUTSIDE = {
     "CUDA": (("cuda", "cublas", "nccl"), ["cuda"]),
     "CLI11": (("CLI/",), ["cli"]),
     "Boost": (("boost/",), ["serve/http"]),
+    "XGrammar": (("xgrammar/", "dlpack/"), ["serve/grammar"]),
 }
 EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
@@ -153,6 +154,7 @@ BAD = {
     "efla/fast/k.cc": "#include <vector>\n",
     "efla/serve/api/p.cc": "#include <torch/types.h>\n",
     "efla/serve/q.cc": "#include <boost/asio/post.hpp>\n",
+    "efla/serve/r.cc": "#include <xgrammar/xgrammar.h>\n",
     "efla/train/l.cc": '#include "efla/report/page.h"\n',
     "efla/autograd/n.cc": '#include "efla/cpu/linear.h"\n',
     "efla/nn/o.cc": '#include "efla/ref/delta.h"\n',

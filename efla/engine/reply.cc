@@ -38,6 +38,7 @@ Reply::Reply(RequestId id, Request given, std::vector<std::shared_ptr<Listener>>
       ids_(std::exchange(request.prompt, {})),
       seen_(vocab_size),
       last_ids_(from_ ? from_->record.last_ids : std::vector<std::int32_t>()),
+      constraint_(request.constraint ? request.constraint->clone() : nullptr),
       text_(tokenizer, request.stop, from_ && ids_.empty() ? from_->record.held : std::string(), remembered(ids_)) {
   for (const auto& [special, text] : tokenizer.special_texts()) {
     const bool is_stop = std::find(request.stop.begin(), request.stop.end(), text) != request.stop.end();
@@ -189,8 +190,9 @@ Outcome Reply::draw(std::span<float> logits, std::int64_t drawable) {
   Random random(request.sampling.seed, request.sampling.draws + reply_.size());
   const bool scored = request.logprobs >= 0;
   const std::vector<float> model = scored ? std::vector<float>(logits.begin(), logits.end()) : std::vector<float>();
-  const auto drawn =
-      engine::draw(logits.first(static_cast<std::size_t>(drawable)), request.sampling, seen_, counts_, random);
+  const auto own = logits.first(static_cast<std::size_t>(drawable));
+  if (constraint_) constraint_->exclude(own);
+  const auto drawn = engine::draw(own, request.sampling, seen_, counts_, random);
   return scored ? score(model, drawable, drawn) : Outcome{{drawn, NAN}, {}};
 }
 
@@ -206,7 +208,7 @@ Outcome Reply::outcome_of(std::span<float> logits, std::int64_t drawable, std::o
 
 std::optional<Draw> Reply::plain_draw() const {
   const RequestSampling& sampling = request.sampling;
-  if (request.logprobs >= 0 || !sampling.logit_bias.empty() || forks()) return std::nullopt;
+  if (request.logprobs >= 0 || !sampling.logit_bias.empty() || constraint_ || forks()) return std::nullopt;
   if (sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0) return std::nullopt;
   return Draw{&seen_, sampling.seed, sampling.draws + reply_.size()};
 }
@@ -252,6 +254,7 @@ void Reply::take(const Outcome& outcome, std::span<const std::int32_t> ends) {
     end(FinishReason::stop);
     return;
   }
+  if (constraint_) constraint_->take(drawn);
   Token token{outcome.id, text_.bytes_of(drawn), text_.push(drawn), outcome.alternatives};
   if (text_.stopped()) {
     end(FinishReason::stop);

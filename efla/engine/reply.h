@@ -152,7 +152,7 @@ class Reply {
   std::optional<std::int32_t> echoed(std::size_t index) const;
 
   // Returns what decides the next token besides its logits; nothing if the request needs the logits themselves: for
-  // log-probabilities, a bias, penalties for tokens of the reply, or other replies.
+  // log-probabilities, a bias, penalties for tokens of the reply, a constraint, or other replies.
   std::optional<Draw> plain_draw() const;
   // Returns whether the next token is the last one that the request allows.
   bool draws_last() const { return std::ssize(reply_) + 1 >= request.max_tokens; }
@@ -228,6 +228,7 @@ class Reply {
   SeenIds seen_;
   IdCounts counts_;
   std::vector<std::int32_t> last_ids_;
+  std::unique_ptr<Constraint> constraint_;  // null: none
   ReplyText text_;
   std::string tail_;  // the text after the last token's
   std::vector<PromptToken> echo_;

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/engine/constraint.h"
 #include "efla/engine/sampler.h"
 
 namespace efla::engine {
@@ -65,6 +66,8 @@ struct Request {
   std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   RequestSampling sampling = {};
+  // What every reply may be, before its first token; null: anything. Applies to the logits before `sampling` does.
+  std::shared_ptr<const Constraint> constraint = {};
   // UTF-8, none empty; the text ends before the first of them. The text of a special token counts as its id, and is
   // found within a longer text too.
   std::vector<std::string> stop = {};

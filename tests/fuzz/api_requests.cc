@@ -16,9 +16,10 @@ void api_requests(io::ByteView bytes) {
   if (bytes.empty()) return;
   using Parse = void (*)(const nlohmann::json&, std::string_view);
   static constexpr std::array<Parse, 10> kParse{
-      [](const nlohmann::json& body, std::string_view) {
-        const auto request = serve::parse_completion(body);
+      [](const nlohmann::json& body, std::string_view text) {
+        const auto request = serve::parse_completion(body, text);
         require(!request.prompts.empty() && request.n >= 1, "a prompt and a reply");
+        require(!request.grammar || !request.grammar->text.empty(), "a grammar");
       },
       [](const nlohmann::json& body, std::string_view text) {
         const auto request = serve::parse_chat(body, text);

@@ -111,6 +111,7 @@ class FakeEngine : public engine::Engine {
       Job& own = jobs.emplace_back(job);
       own.text.reserve(own.text.size() + 1024);  // so that the engine's thread allocates little
       own.listener = std::move(listener);
+      if (own.request.constraint) own.constraint = own.request.constraint->clone();
       ++job.request.sampling.seed;
       job.request.echo = false;
       job.request.prompt.clear();  // counts once
@@ -210,6 +211,7 @@ class FakeEngine : public engine::Engine {
     std::int64_t drawn = 0;
     bool scored = false;
     engine::Clock::time_point ready;
+    std::shared_ptr<engine::Constraint> constraint = {};
   };
 
   using Jobs = std::multimap<engine::RequestId, Job>;  // a job per reply
@@ -258,6 +260,17 @@ class FakeEngine : public engine::Engine {
     }
   }
 
+  // Returns a token, or the first one that the request's constraint allows instead.
+  std::int32_t allowed(Job& job, std::int32_t id) const {
+    if (!job.constraint) return id;
+    std::vector<float> logits(static_cast<std::size_t>(tokenizer_->vocab_size()), 0.0F);
+    logits[static_cast<std::size_t>(id)] = 1.0F;
+    job.constraint->exclude(logits);
+    id = static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());
+    if (id != tokenizer_->eos()) job.constraint->take(id);
+    return id;
+  }
+
   // Returns whether the job is over. Calls listeners without the lock.
   bool advance(Job& job, bool cancel, std::unique_lock<std::mutex>& lock) {
     if (cancel) {
@@ -284,7 +297,8 @@ class FakeEngine : public engine::Engine {
     }
     if (job.drawn == job.request.max_tokens) return end(job, engine::FinishReason::length, "", lock);
     const char c = script_[(static_cast<std::size_t>(job.drawn) + job.request.sampling.seed) % script_.size()];
-    const auto id = c == '$' ? tokenizer_->eos() : static_cast<std::int32_t>(static_cast<unsigned char>(c));
+    const auto scripted = c == '$' ? tokenizer_->eos() : static_cast<std::int32_t>(static_cast<unsigned char>(c));
+    const auto id = allowed(job, scripted);
     job.text.push_back(id);
     ++job.drawn;
     engine::Token token{.drawn = {id, job.request.logprobs >= 0 ? -0.5F : std::nanf("")},
@@ -298,7 +312,7 @@ class FakeEngine : public engine::Engine {
     lock.unlock();
     job.listener->token(token);
     lock.lock();
-    if (c == '$') return end(job, engine::FinishReason::stop, "", lock);
+    if (id == tokenizer_->eos()) return end(job, engine::FinishReason::stop, "", lock);
     for (const auto& stop : job.request.stop) {
       if (job.reply.ends_with(stop)) {
         job.reply.resize(job.reply.size() - stop.size());

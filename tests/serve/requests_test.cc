@@ -15,6 +15,7 @@
 namespace efla::serve {
 namespace {
 
+GenerationRequest completion_of(const std::string& body) { return parse_completion(parse_body(body), body); }
 GenerationRequest chat_of(const std::string& body) { return parse_chat(parse_body(body), body); }
 GenerationRequest response_of(const std::string& body) { return parse_response(parse_body(body), body); }
 
@@ -36,11 +37,11 @@ void expect_refused(const Parse& parse, const std::string& body, const std::stri
 }
 
 TEST(Requests, CompletionTakesEveryField) {
-  const auto request = parse_completion(parse_body(R"({"model": "m", "prompt": "a", "max_tokens": 5, "n": 3,
+  const auto request = completion_of(R"({"model": "m", "prompt": "a", "max_tokens": 5, "n": 3,
       "temperature": 0.5, "top_p": 0.9, "top_k": 7, "presence_penalty": 1, "frequency_penalty": -1,
       "repetition_penalty": 1.1, "logit_bias": {"5": -100, "6": 3.5}, "seed": -1, "stop": ["x", "y"],
       "stop_token_ids": [4], "logprobs": 2, "echo": true, "stream": true, "stream_options": {"include_usage": true},
-      "add_special_tokens": false, "session": "book", "user": "u", "return_state": false, "cache_tokens": 640})"));
+      "add_special_tokens": false, "session": "book", "user": "u", "return_state": false, "cache_tokens": 640})");
   EXPECT_EQ(request.model, "m");
   EXPECT_EQ(std::get<std::string>(request.prompts.at(0)), "a");
   EXPECT_EQ(request.max_tokens, 5);
@@ -60,13 +61,11 @@ TEST(Requests, CompletionTakesEveryField) {
   EXPECT_EQ(request.bos, false);
   EXPECT_EQ(request.session, "book");
   EXPECT_EQ(request.cache_tokens, 640);
-  EXPECT_EQ(parse_completion(parse_body(R"({"prompt": "a", "stop": null, "seed": null})")).max_tokens, 16);
+  EXPECT_EQ(completion_of(R"({"prompt": "a", "stop": null, "seed": null})").max_tokens, 16);
 }
 
 TEST(Requests, PromptsAreTextsOrIdsOrLists) {
-  const auto prompts = [](const std::string& prompt) {
-    return parse_completion(parse_body(R"({"prompt": )" + prompt + "}")).prompts;
-  };
+  const auto prompts = [](const std::string& prompt) { return completion_of(R"({"prompt": )" + prompt + "}").prompts; };
   using Ids = std::vector<std::int32_t>;
   EXPECT_EQ(std::get<Ids>(prompts("[1, 2, 3]").at(0)), (Ids{1, 2, 3}));
   EXPECT_EQ(prompts(R"(["a", "b"])").size(), 2U);
@@ -77,7 +76,7 @@ TEST(Requests, PromptsAreTextsOrIdsOrLists) {
 
 TEST(Requests, CompletionRefusesByName) {
   const auto refused = [](const std::string& body, const std::string& param, const std::string& says) {
-    expect_refused(parse_completion, body, param, says);
+    expect_refused(completion_of, body, param, says);
   };
   refused("[]", "", "expected an object");
   refused("{}", "prompt", "got nothing");
@@ -121,7 +120,7 @@ TEST(Requests, CompletionRefusesByName) {
 
 TEST(Requests, BodiesThatAreNotJson) {
   const auto refused = [](const std::string& body, const std::string& says) {
-    expect_refused(parse_completion, body, "", says);
+    expect_refused(completion_of, body, "", says);
   };
   refused("", "not JSON");
   refused("{\"prompt\": \"a\"", "byte 14");
@@ -176,15 +175,15 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
 }
 
 TEST(Requests, WholeNumbersMayHaveAPoint) {
-  const auto request = parse_completion(parse_body(
-      R"({"prompt": [97.0, 98], "max_tokens": 4.0, "seed": 1.0, "n": 2.0, "top_k": 3.0, "stop_token_ids": [7.0]})"));
+  const auto request = completion_of(
+      R"({"prompt": [97.0, 98], "max_tokens": 4.0, "seed": 1.0, "n": 2.0, "top_k": 3.0, "stop_token_ids": [7.0]})");
   EXPECT_EQ(std::get<std::vector<std::int32_t>>(request.prompts.at(0)), (std::vector<std::int32_t>{97, 98}));
   EXPECT_EQ(request.max_tokens, 4);
   EXPECT_EQ(request.sampling.seed, 1U);
   EXPECT_EQ(request.n, 2);
   EXPECT_EQ(request.sampling.top_k, 3);
   EXPECT_EQ(request.stop_token_ids, std::vector<std::int32_t>{7});
-  expect_refused(parse_completion, R"({"prompt": "a", "max_tokens": 4.5})", "max_tokens", "whole number");
+  expect_refused(completion_of, R"({"prompt": "a", "max_tokens": 4.5})", "max_tokens", "whole number");
 }
 
 // What clients send when they write out defaults, and what they send back of a reply.
@@ -221,22 +220,63 @@ const std::vector<std::string>& defaults() {
 TEST(Requests, TakeWhatAsksForWhatTheServerDoesAnyway) {
   for (const auto& field : defaults()) {
     SCOPED_TRACE(field);
-    EXPECT_NO_THROW(parse_completion(parse_body(R"({"prompt": "a", )" + field + "}")));
+    EXPECT_NO_THROW(completion_of(R"({"prompt": "a", )" + field + "}"));
     EXPECT_NO_THROW(chat_of(R"({"messages": [{"role": "user", "content": "a"}], )" + field + "}"));
     EXPECT_NO_THROW(response_of(R"({"input": "a", )" + field + "}"));
   }
-  EXPECT_NO_THROW(parse_completion(parse_body(R"({"prompt": "a", "best_of": 3, "n": 3})")));
-  EXPECT_EQ(parse_completion(parse_body(R"({"prompt": "a", "n": 3, "echo": true})")).n, 3);
+  EXPECT_NO_THROW(completion_of(R"({"prompt": "a", "best_of": 3, "n": 3})"));
+  EXPECT_EQ(completion_of(R"({"prompt": "a", "n": 3, "echo": true})").n, 3);
   EXPECT_TRUE(response_of(R"({"input": "a", "store": true})").store);
   const auto refused = [](const std::string& field, const std::string& name, const std::string& says) {
     expect_refused(chat_of, R"({"messages": [{"role": "user", "content": "a"}], )" + field + "}", name, says);
   };
-  refused(R"("response_format": {"type": "json_object"})", "response_format", R"(expected {"type":"text"})");
   refused(R"("tool_choice": "required")", "tool_choice", R"(expected "auto" or "none", because the server)");
   refused(R"("store": true)", "store", "got true, expected false");
   refused(R"("metadata": {"a": "b"})", "metadata", "expected {}");
   refused(R"("min_p": 0.1)", "min_p", "expected 0");
   refused(R"("stream_options": {"include_usage": true})", "stream_options", "expected only with \"stream\": true");
+}
+
+TEST(Requests, FormsOfReplies) {
+  const auto chat = [](const std::string& field) {
+    return chat_of(R"({"messages": [{"role": "user", "content": "a"}], )" + field + "}");
+  };
+  using Kind = GrammarSource::Kind;
+  EXPECT_FALSE(chat(R"("response_format": {"type": "text"})").grammar);
+  EXPECT_EQ(chat(R"("response_format": {"type": "json_object"})").grammar->text, R"({"type":"object"})");
+  const auto schema = chat(R"("response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true,
+      "schema": {"properties": {"b": {}, "a": {}}}}})");
+  EXPECT_EQ(schema.grammar->kind, Kind::schema);
+  EXPECT_EQ(schema.grammar_field, "response_format");
+  EXPECT_LT(schema.grammar->text.find("\"b\""), schema.grammar->text.find("\"a\"")) << "in the client's order";
+  const auto response = response_of(R"({"input": "a", "text": {"format": {"type": "json_schema", "name": "n",
+      "schema": {"type": "null"}}, "verbosity": "medium"}})");
+  EXPECT_EQ(response.grammar->text, R"({"type":"null"})");
+  EXPECT_EQ(response.grammar_field, "text");
+  const auto output = [](const std::string& member) {
+    return completion_of(R"({"prompt": "a", "structured_outputs": {)" + member + "}}").grammar.value();
+  };
+  EXPECT_EQ(output(R"("json": {"type": "null"})"), output(R"("json": "{\"type\": \"null\"}")"));
+  EXPECT_EQ(output(R"("regex": "a+")").kind, Kind::regex);
+  EXPECT_EQ(output(R"("choice": ["a", "\"b"])").text, R"(root ::= "a" | "\"b")");
+  EXPECT_EQ(output(R"("grammar": "root ::= [a]")").kind, Kind::ebnf);
+  const auto refused = [](const std::string& field, const std::string& name, const std::string& says) {
+    expect_refused(completion_of, R"({"prompt": "a", )" + field + "}", name, says);
+  };
+  refused(R"("response_format": {"type": "xml"})", "response_format.type", "expected text, json_object or json_schema");
+  refused(R"("response_format": {"type": "json_schema", "json_schema": {"name": "n"}})",
+          "response_format.json_schema.schema", "expected a JSON schema");
+  refused(
+      R"("response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array", "uniqueItems": true}}})",
+      "response_format.json_schema.schema", "got the keyword uniqueItems at #, expected only keywords");
+  refused(R"("structured_outputs": {})", "structured_outputs", "expected json, json_object, regex, choice or grammar");
+  refused(R"("structured_outputs": {"regex": ""})", "structured_outputs.regex", "expected 1 to");
+  refused(R"("structured_outputs": {"choice": []})", "structured_outputs.choice", "expected 1 to 1024 texts");
+  refused(R"("structured_outputs": {"regex": "a", "choice": ["a"]})", "structured_outputs.choice",
+          "expected none beside structured_outputs.regex");
+  refused(R"("structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"})",
+          "structured_outputs.regex", "expected none beside response_format");
+  refused(R"("structured_outputs": {"json": "{"})", "structured_outputs.json", "expected a JSON schema");
 }
 
 TEST(Requests, MessagesMayHaveWhatARepliesMessageHas) {

@@ -269,6 +269,7 @@ GenerationRequest parse_chat(const nlohmann::json& body, std::string_view text) 
   request.shape = Shape::chat;
   read_messages(fields, "messages", /*items=*/false, request.chat.messages);
   read_tools(fields, text, request);
+  read_structured_output(fields, text, request);
   read_variables(fields, text, request.chat);
   read_ends(fields, request.chat);
   read_common(fields, request);
@@ -310,6 +311,7 @@ GenerationRequest parse_response(const nlohmann::json& body, std::string_view te
     read_messages(fields, "input", /*items=*/true, messages);
   }
   read_tools(fields, text, request);
+  read_structured_output(fields, text, request);
   read_variables(fields, text, request.chat);
   accept_defaults(fields, Place::generation);
   refuse_others(fields);

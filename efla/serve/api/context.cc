@@ -31,6 +31,14 @@ std::shared_ptr<void> take_place(ApiContext& context, const std::string& client)
           }};
 }
 
+std::shared_ptr<const ReasoningTokens> reasoning_tokens(ApiContext& context) {
+  const std::lock_guard lock(context.mutex);
+  if (!context.reasoning_tokens) {
+    context.reasoning_tokens = std::make_shared<const ReasoningTokens>(*context.info.tokenizer);
+  }
+  return context.reasoning_tokens;
+}
+
 std::string random_name(const std::string& prefix) {
   constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
   std::random_device device;

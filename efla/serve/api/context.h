@@ -21,6 +21,8 @@
 #include "efla/serve/api/state_keys.h"
 #include "efla/serve/chat/chat_template.h"
 #include "efla/serve/chat/reply_parser.h"
+#include "efla/serve/grammar/grammar.h"
+#include "efla/serve/grammar/reply_constraint.h"
 #include "efla/serve/http/http.h"
 
 namespace efla::serve {
@@ -47,9 +49,11 @@ struct ApiContext {
   engine::EngineInfo info;
   ApiOptions options;
   std::function<void(HttpServer::Lane, std::function<void()>)> work;  // HttpServer::work
+  GrammarCompiler* grammars = nullptr;
 
-  std::mutex mutex{};                                // guards `running`
-  std::map<std::string, std::int64_t> running = {};  // requests by client
+  std::mutex mutex{};                                            // guards the members that follow
+  std::map<std::string, std::int64_t> running = {};              // requests by client
+  std::shared_ptr<const ReasoningTokens> reasoning_tokens = {};  // null: not needed yet
 };
 
 // Memory that an exchange holds as long as the object lives. Throws what HttpExchange::hold throws.
@@ -165,6 +169,9 @@ class Continuation : public engine::Listener {
 // Counts a request of a client as running for as long as the result lives. Throws ApiError with status 429 where the
 // client has too many already.
 std::shared_ptr<void> take_place(ApiContext& context, const std::string& client);
+
+// Returns the tokenizer's tokens that matter to the tags of reasoning.
+std::shared_ptr<const ReasoningTokens> reasoning_tokens(ApiContext& context);
 
 // Returns a name that no other session of this process has.
 std::string random_name(const std::string& prefix);

@@ -20,7 +20,7 @@ struct Default {
 const std::vector<Default>& defaults() {
   constexpr auto kRequest = Place::generation, kMessage = Place::message, kPart = Place::content_part,
                  kStream = Place::stream_options, kAnthropic = Place::anthropic_request, kTool = Place::anthropic_tool,
-                 kBlock = Place::anthropic_block;
+                 kBlock = Place::anthropic_block, kText = Place::text;
   const auto values = [](const char* text) { return json::parse(text); };
   static const std::vector<Default> kDefaults{
       // No tools.
@@ -31,9 +31,7 @@ const std::vector<Default>& defaults() {
       {kRequest, "function_call", values(R"(["none", "auto"])")},
       {kMessage, "tool_calls", values("[[]]")},
       // Text of no particular form.
-      {kRequest, "response_format", values(R"([{"type": "text"}])")},
-      {kRequest, "text",
-       values(R"([{}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}])")},
+      {kText, "verbosity", values(R"(["medium"])")},
       {kRequest, "verbosity", values(R"(["medium"])")},
       {kRequest, "modalities", values(R"([["text"]])")},
       {kRequest, "reasoning", values("[{}]")},

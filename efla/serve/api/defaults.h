@@ -10,6 +10,7 @@ namespace efla::serve {
 enum class Place {
   generation,
   stream_options,
+  text,
   message,
   content_part,
   anthropic_request,

@@ -98,12 +98,52 @@ void Generation::start() {
       self->gone_ = true;
       for (const auto id : self->ids_) self->context_.engine.cancel(id);
     });
+    if (request_.grammar) return compile_grammar();
     submit_all();
     begin_stream();
   } catch (...) {
     fail(current_error(client_));
   }
   release();
+}
+
+void Generation::compile_grammar() {
+  request_.grammar->after_blanks = reply_format_.reasoning;
+  context_.grammars->compile(*request_.grammar, [self = shared_from_this()](GrammarCompiler::Result result) {
+    self->context_.work(HttpServer::Lane::quick, [self, result] { self->submit_constrained(result); });
+  });
+}
+
+void Generation::submit_constrained(const GrammarCompiler::Result& compiled) {
+  try {
+    const auto& field = request_.grammar_field;
+    if (!compiled.grammar) throw ApiError(compiled.is_busy ? 503 : 400, field + ": " + compiled.error, field);
+    ReplyRule rule{.grammar = compiled.grammar, .ends = end_ids()};
+    if (rule.ends.empty()) {
+      throw ApiError(
+          400, field + ": got a form of the reply, expected none, because no token of this model ends a text", field);
+    }
+    if (reply_format_.reasoning) {
+      rule.reasoning = reply_format_.in_reasoning ? ReplyRule::Reasoning::begun : ReplyRule::Reasoning::maybe;
+    }
+    constraint_ = make_constraint(reasoning_tokens(context_), std::move(rule));
+    submit_all();
+    begin_stream();
+  } catch (...) {
+    fail(current_error(client_));
+  }
+  release();
+}
+
+// Returns the ids that end a reply.
+std::vector<std::int32_t> Generation::end_ids() const {
+  std::vector<std::int32_t> ids = context_.info.ends;
+  ids.insert(ids.end(), request_.stop_token_ids.begin(), request_.stop_token_ids.end());
+  for (const auto& [id, text] : tokenizer().special_texts()) {
+    if (std::ranges::find(request_.stop, text) != request_.stop.end()) ids.push_back(id);
+  }
+  std::erase_if(ids, [&](auto id) { return id < 0 || id >= tokenizer().vocab_size(); });
+  return ids;
 }
 
 void Generation::prepare() {
@@ -240,6 +280,7 @@ void Generation::submit_all() {
     made.places = i == 0 ? static_cast<std::int64_t>(replies()) : 0;  // the first request has the places of all
     made.max_tokens = *request_.max_tokens;
     made.sampling = request_.sampling;
+    made.constraint = constraint_;
     made.stop = request_.stop;
     made.stop_token_ids = request_.stop_token_ids;
     if (request_.shape != Shape::completion) made.end_turn = context_.options.chat->end_turn();

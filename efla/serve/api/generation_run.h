@@ -56,6 +56,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepare_prompts();
   void prepare_chat();
   void prepare_parsers();
+  std::vector<std::int32_t> end_ids() const;
+  // Submits the requests once their grammar is compiled.
+  void compile_grammar();
+  void submit_constrained(const GrammarCompiler::Result& compiled);
   void submit_all();
   void submit(engine::Request request, std::size_t prompt);
   void release();
@@ -97,8 +101,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<std::int64_t> cache_after_;  // of every prompt
   std::string from_, save_as_;             // engine's names
   ReplyFormat reply_format_;               // of a chat
-  engine::HeldText state_;                 // that the client sent
-  Pending pending_;                        // of the text that the prompts continue
+  std::shared_ptr<const engine::Constraint> constraint_;
+  engine::HeldText state_;  // that the client sent
+  Pending pending_;         // of the text that the prompts continue
   std::vector<Choice> choices_;
   engine::Usage usage_;
   std::atomic<std::size_t> left_ = 1;  // replies that are not finished, plus the thread that submits

@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "efla/serve/api/fields.h"
@@ -37,6 +38,8 @@ void read_common(const io::Fields& fields, GenerationRequest& request, const std
 void read_stream_options(const io::Fields& fields, GenerationRequest& request);
 // Reads the fields about sessions and about states in requests.
 void read_state(const io::Fields& fields, GenerationRequest& request);
+// Reads what the replies must be: response_format, `text` and structured_outputs. text: of the body.
+void read_structured_output(const io::Fields& fields, std::string_view text, GenerationRequest& request);
 void read_n(const io::Fields& fields, GenerationRequest& request);
 // Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
 void require_one_reply(const GenerationRequest& request);

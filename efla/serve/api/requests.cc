@@ -162,10 +162,11 @@ void check_session_name(const std::string& name, const std::string& field) {
                  field);
 }
 
-GenerationRequest parse_completion(const nlohmann::json& body) {
+GenerationRequest parse_completion(const nlohmann::json& body, std::string_view text) {
   const auto fields = fields_of(body);
   GenerationRequest request;
   read_prompts(fields, request);
+  read_structured_output(fields, text, request);
   read_common(fields, request);
   read_stream_options(fields, request);
   read_state(fields, request);

@@ -12,6 +12,7 @@
 #include "efla/engine/engine.h"
 #include "efla/serve/chat/message.h"
 #include "efla/serve/chat/tool.h"
+#include "efla/serve/grammar/grammar.h"
 
 namespace efla::serve {
 
@@ -28,6 +29,7 @@ struct GenerationRequest {
   std::vector<Tool> tools = {};     // that the reply may call
   bool one_call = false;            // the reply may call one tool at most
   std::string response_tools = {};  // of a response, as the client wrote them
+  std::string response_text = {};   // the field `text`, as the client wrote it
   bool one_prompt = true;           // the prompt was not a list of prompts
   std::int64_t n = 1;               // replies per prompt
   std::optional<std::int64_t> max_tokens;
@@ -36,6 +38,8 @@ struct GenerationRequest {
   bool seeded = false;  // the client chose sampling.seed
   std::vector<std::string> stop;
   std::vector<std::int32_t> stop_token_ids;
+  std::optional<GrammarSource> grammar = {};  // that every reply follows, behind its reasoning
+  std::string grammar_field = {};             // of the request that has it
   std::int64_t logprobs = -1;
   std::int64_t cache_tokens = 0;  // of every prompt of a completion: Request::cache_after
   bool echo = false, stream = false, include_usage = false;
@@ -49,8 +53,8 @@ struct GenerationRequest {
 };
 
 // Parse the bodies of the endpoints. Throw ApiError with status 400. text: what the body was parsed from, because chat
-// templates show the members of objects in the client's order.
-GenerationRequest parse_completion(const nlohmann::json& body);
+// templates and grammars have the members of objects in the client's order.
+GenerationRequest parse_completion(const nlohmann::json& body, std::string_view text);
 GenerationRequest parse_chat(const nlohmann::json& body, std::string_view text);
 GenerationRequest parse_response(const nlohmann::json& body, std::string_view text);
 GenerationRequest parse_message(const nlohmann::json& body, std::string_view text);

@@ -23,7 +23,8 @@ ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
               {"previous_response_id", or_null(request.previous_response)},
               {"store", request.store},
               {"temperature", request.sampling.temperature},
-              {"text", {{"format", {{"type", "text"}}}}},
+              {"text", request.response_text.empty() ? JsonText{{"format", {{"type", "text"}}}}
+                                                     : JsonText::json(request.response_text)},
               {"tool_choice", tools ? "auto" : "none"},
               {"tools", tools ? JsonText::json(request.response_tools) : JsonText::array()},
               {"top_p", request.sampling.top_p}};

@@ -73,7 +73,8 @@ std::size_t bytes_of(const GenerationRequest& request) {
     const auto* text = std::get_if<std::string>(&prompt);
     bytes += text != nullptr ? text->size() : sizeof(std::int32_t) * std::get<1>(prompt).size();
   }
-  bytes += bytes_of(request.chat) + request.response_tools.size();
+  bytes += bytes_of(request.chat) + request.response_tools.size() + request.response_text.size();
+  if (request.grammar) bytes += request.grammar->text.size();
   for (const auto& text : request.stop) bytes += (kStopCopies + kStopTable * replies) * text.size();
   return bytes + kBiasNode * (1 + replies) * request.sampling.logit_bias.size();
 }
@@ -104,7 +105,10 @@ class Service::Implementation {
             http, [this](const HttpRequest& head) { return check(head); },
             [this](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
               handle(std::move(request), std::move(exchange));
-            }) {}
+            }),
+        grammars_(*context_.info.tokenizer) {
+    context_.grammars = &grammars_;
+  }
 
   const std::string& address() const { return server_.address(); }
 
@@ -215,6 +219,7 @@ class Service::Implementation {
   std::atomic<std::int64_t> queued_ = 0;  // requests that wait for a worker, or that one handles
   ApiContext context_;
   HttpServer server_;
+  GrammarCompiler grammars_;  // its thread gives the server work
 };
 
 const std::vector<Service::Implementation::Route>& Service::Implementation::routes() {
