@@ -28,6 +28,14 @@ std::vector<const void*> first_pages(const Reply& reply, const TextMemory& memor
   return pages;
 }
 
+// Throws Error where a GPU has less memory than the states and the weights.
+void require_gpu_memory(std::size_t states, const EngineModel& model) {
+  const double memory = model.memory_bytes(), left = std::max(memory - double(model.weight_bytes()), 0.0);
+  Require("engine")(double(states) <= left, "state_memory", states,
+                    "at most " + std::to_string(static_cast<std::size_t>(left)) + " bytes, what a GPU of " +
+                        std::to_string(static_cast<std::size_t>(memory)) + " bytes has beside the weights");
+}
+
 }  // namespace
 
 Room room_of(const EngineOptions& options, const EngineModel& model) {
@@ -42,9 +50,11 @@ Room room_of(const EngineOptions& options, const EngineModel& model) {
   if (grows) slots = std::clamp<std::size_t>((options.state_memory - slots * text.constant) / text.page, 1, slots);
   const std::size_t states = bounded ? options.state_memory : slots * text.constant;
   const std::size_t sessions = options.session_memory == kNoBound ? 0 : options.session_memory;
-  std::pair largest{model.capabilities().in_process ? states : 0, "state_memory"};
-  const double all =
-      double(largest.first) + double(sessions) + double(options.cache_memory) + double(model.weight_bytes());
+  const bool in_process = model.capabilities().in_process;
+  if (!in_process) require_gpu_memory(states, model);
+  std::pair largest{in_process ? states : 0, "state_memory"};
+  const double all = double(largest.first) + double(sessions) + double(options.cache_memory) +
+                     (in_process ? double(model.weight_bytes()) : 0.0);
   if (sessions > largest.first) largest = {sessions, "session_memory"};
   if (options.cache_memory > largest.first) largest = {options.cache_memory, "cache_memory"};
   require_memory("engine", largest.second, "states, sessions, cache and weights", all);

@@ -54,8 +54,10 @@ class EngineModel {
 
   virtual const nn::LanguageModelConfig& config() const = 0;
   virtual Capabilities capabilities() const = 0;
-  // Returns the bytes of the weights in the process's memory.
+  // Return the bytes of the weights, and of the memory that holds them and the slots: what the process may use, or what
+  // a GPU has.
   virtual std::size_t weight_bytes() const = 0;
+  virtual double memory_bytes() const;
   // Returns the memory of a running text, on a GPU with its row in the tensors of decode steps.
   virtual TextMemory text_memory() const = 0;
   // Returns the layout of a state after this many tokens. A model that computes on a GPU has the layout of the same

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 #include "efla/engine/model.h"
 #include "efla/nn/inference/rows.h"
 
@@ -63,6 +64,8 @@ class CpuModel final : public EngineModel {
 };
 
 }  // namespace
+
+double EngineModel::memory_bytes() const { return usable_memory_bytes(); }
 
 std::vector<DrawnId> EngineModel::draw(std::span<const std::int64_t> /*rows*/, std::span<const Draw> /*draws*/,
                                        const SamplingOptions& /*options*/, std::int64_t /*drawable*/, bool /*ahead*/) {

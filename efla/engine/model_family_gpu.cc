@@ -21,7 +21,7 @@ class GpuFamilyEngineModel final : public StepModel {
 
   const nn::LanguageModelConfig& config() const override { return config_; }
   Capabilities capabilities() const override { return {.in_process = false, .draws = true}; }
-  std::size_t weight_bytes() const override { return 0; }
+  std::size_t weight_bytes() const override { return model_->weight_bytes(); }
   TextMemory text_memory() const override {
     return {.constant = model_->constant_bytes(), .page = model_->page_bytes(), .page_tokens = kAttentionBlock};
   }

@@ -36,7 +36,7 @@ class GpuModel final : public StepModel {
 
   const nn::LanguageModelConfig& config() const override { return model_->config(); }
   Capabilities capabilities() const override { return {.in_process = false, .draws = true}; }
-  std::size_t weight_bytes() const override { return 0; }
+  std::size_t weight_bytes() const override { return bytes_of(*model_); }
   TextMemory text_memory() const override { return {.constant = 2 * floats_ * sizeof(float)}; }
   StateLayout layout(std::int64_t /*tokens*/) const override { return {.parts = parts_}; }
 

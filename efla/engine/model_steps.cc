@@ -1,13 +1,28 @@
 #include "efla/engine/model_steps.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "efla/ops/gpu.h"
 #include "efla/torch/host_copy.h"
 
 namespace efla::engine {
 
 using torch::Tensor;
+
+double StepModel::memory_bytes() const {
+  if (!device().is_cuda()) return EngineModel::memory_bytes();
+  const auto gpus = find_gpus().found;
+  const auto index = static_cast<std::size_t>(std::max<int>(0, device().index()));
+  return index < gpus.size() ? static_cast<double>(gpus[index].memory_bytes) : INFINITY;
+}
+
+std::size_t StepModel::bytes_of(const nn::LanguageModel& model) {
+  std::size_t bytes = 0;
+  for (const auto& parameter : model.parameters()) bytes += parameter.nbytes();
+  return bytes;
+}
 
 Tensor StepModel::on_device(const std::vector<std::int64_t>& numbers) const {
   return torch::tensor(numbers, torch::kLong).to(device(), torch::kLong, /*non_blocking=*/true);

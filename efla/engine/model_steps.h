@@ -16,6 +16,7 @@ namespace efla::engine {
 // computes numbers that nobody reads.
 class StepModel : public EngineModel {
  public:
+  double memory_bytes() const final;
   void advance(std::span<const std::int32_t> ids, std::span<const nn::TextRun> runs, ThreadPool& pool) final;
   View<float, 2> logits(std::span<const std::int64_t> rows, ThreadPool& pool) final;
   std::vector<DrawnId> draw(std::span<const std::int64_t> rows, std::span<const Draw> draws,
@@ -37,6 +38,8 @@ class StepModel : public EngineModel {
   // Maps inputs of the head [N, D] to logits [N, vocab_size] float32.
   virtual torch::Tensor head(const torch::Tensor& hidden) const = 0;
 
+  // Returns the bytes of a model's parameters.
+  static std::size_t bytes_of(const nn::LanguageModel& model);
   // Returns numbers on the device, without waiting for the work that the device already has.
   torch::Tensor on_device(const std::vector<std::int64_t>& numbers) const;
 

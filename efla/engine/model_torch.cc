@@ -35,9 +35,7 @@ class TorchModel final : public StepModel {
   Capabilities capabilities() const override {
     return {.in_process = device().is_cpu(), .draws = decoder_ != nullptr, .cut_tokens = kReadTokens};
   }
-  std::size_t weight_bytes() const override {
-    return device().is_cpu() ? static_cast<std::size_t>(model_->parameter_count()) * sizeof(float) : 0;
-  }
+  std::size_t weight_bytes() const override { return bytes_of(*model_); }
   // A cache of keys and values at least doubles when it grows.
   TextMemory text_memory() const override {
     const auto constant = layout(0).constant_bytes();

@@ -11,6 +11,7 @@
 #include "efla/nn/families/gpu_family_model.h"
 #include "tests/engine/family_model.h"
 #include "tests/engine/recorder.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::engine {
@@ -84,6 +85,10 @@ TEST_P(GpuFamilyEngine, SharesPagesWithThePrefixCache) {
   }
   for (int round = 0; round < 2; ++round) EXPECT_EQ(replies(*gpu, requests), replies(*on_cpu, requests));
   EXPECT_GT(gpu->statistics().cache_hits, 0U);
+}
+
+TEST_P(GpuFamilyEngine, RefusesMoreStateMemoryThanItsDeviceHas) {
+  test::expect_error([&] { engine({.state_memory = std::size_t{1} << 50}); }, "state_memory", "beside the weights");
 }
 
 // Sessions that continue one text share its pages, also after these have moved to files.

@@ -39,6 +39,7 @@ class GpuFamilyModel {
   const FamilyConfig& config() const { return config_; }
   torch::Device device() const { return device_; }
   std::int64_t parameters() const { return parameters_; }
+  std::size_t weight_bytes() const { return static_cast<std::size_t>(parameters_) * torch::elementSize(type_); }
   // Returns the SHA-256 of configuration and tensors.
   std::string fingerprint() const { return tensors_.fingerprint(); }
 
