@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 #include "efla/base/error.h"
@@ -20,25 +19,6 @@ void check_name(const std::string& name) {
               "a name of 1 to 128 letters, digits and characters of \"._-\"");
 }
 
-// Adds up what dropping texts, one after the other, sets free: the bytes that no other text and no running request
-// holds.
-class FreedBytes {
- public:
-  std::size_t drop(const std::shared_ptr<const StoredText>& text) {
-    if (text.use_count() > 1 || (text->state && text->state.use_count() > 1)) return 0;
-    std::size_t bytes = text->record_bytes();
-    if (!text->state) return bytes;
-    bytes += text->state->constant_bytes();
-    for (const auto& page : text->state->pages()) {
-      if (++dropped_[page.get()] == page.use_count()) bytes += page->bytes();
-    }
-    return bytes;
-  }
-
- private:
-  std::unordered_map<const StoredPage*, long> dropped_;  // how many of the texts that have a page
-};
-
 std::size_t bytes_of(const SessionRecord& record) {
   return record.pending.size() * sizeof(record.pending[0]) + record.last_ids.size() * sizeof(record.last_ids[0]) +
          record.seen.size() + record.held.size();
@@ -54,15 +34,10 @@ std::size_t bytes_of(const StoredText& text, bool only_added = false) {
   return bytes;
 }
 
-// Return whether every part of a text is in memory, or none that may move to a file.
+// Returns whether every part of a text is in memory.
 bool is_in_memory(const StoredText& text) {
   bool all = true;
   text.for_each_part([&](const auto& part) { all = all && part.in_memory(); });
-  return all;
-}
-bool is_in_file(const StoredText& text) {
-  bool all = true;
-  text.for_each_part([&](const auto& part) { all = all && (part.size() == 0 || !part.in_memory()); });
   return all;
 }
 
@@ -151,7 +126,7 @@ void SessionStore::require_free(const std::string& name) const {
 }
 
 void SessionStore::use(Entries::iterator entry) {
-  auto& [text, used, disposable] = entry->second;
+  auto& [text, bytes, used, disposable] = entry->second;
   const auto move = [this](auto& order, std::uint64_t from) {
     auto node = order.extract(from);
     if (!node) return;
@@ -185,11 +160,12 @@ void SessionStore::hold(const std::shared_ptr<StoredText>& text) {
 }
 
 // mutex_ must be held.
-void SessionStore::put(const std::string& name, const std::shared_ptr<StoredText>& text, bool disposable) {
+void SessionStore::put(const std::string& name, const std::shared_ptr<StoredText>& text, std::size_t bytes,
+                       bool disposable) {
   hold(text);
   const auto used = ++now_;
   Entries entry;
-  entry[name] = {text, used, disposable};
+  entry[name] = {text, bytes, used, disposable};
   std::map<std::uint64_t, std::string> disposables;
   if (disposable) disposables[used] = name;
   // Nothing throws from here on, so that an older text is lost only for a new one.
@@ -251,7 +227,7 @@ void SessionStore::add_fork(const std::string& name, const std::string& copy) {
   use(found);
   require_free(copy);
   if (entries_.contains(copy)) throw Error("engine", "copy", "'" + copy + "', which exists", "a new name");
-  entries_[copy] = {found->second.text, ++now_};
+  entries_[copy] = {found->second.text, found->second.bytes, ++now_};
 }
 
 void SessionStore::erase(const std::string& name) {
@@ -307,9 +283,10 @@ SessionStore::Reservation::~Reservation() {
 
 // The text is released before the function returns, because the reply's client may erase it and expect its memory back.
 void SessionStore::insert(Reservation reservation, std::shared_ptr<StoredText> text, bool disposable) {
+  const std::size_t bytes = bytes_of(*text);
   std::unique_lock lock(mutex_);
   end(reservation);
-  reservation.name_.empty() ? hold(text) : put(reservation.name_, text, disposable);
+  reservation.name_.empty() ? hold(text) : put(reservation.name_, text, bytes, disposable);
   if (options_.swap.empty()) return;
   try {
     swap_until([this] { return bytes_->staying() <= options_.memory; }, lock);
@@ -325,82 +302,7 @@ void SessionStore::store(Reservation reservation, std::shared_ptr<StoredText> te
   then("");
 }
 
-bool SessionStore::has_room() const { return bytes_->staying() + promised_ <= options_.memory; }
-
-void SessionStore::make_room(std::unique_lock<std::mutex>& lock) {
-  if (options_.swap.empty()) return drop_disposable();
-  swap_until([this] { return has_room(); }, lock);
-  if (bytes_->staying() > options_.memory) refuse_room();  // the records that never move to files are too large
-}
-
-void SessionStore::refuse_room() const {
-  throw NoRoom("engine", "session_memory",
-               std::to_string(bytes_->memory + promised_) + " bytes with what running requests will store",
-               "at most " + std::to_string(options_.memory) +
-                   (options_.swap.empty() ? ", or in swap a folder for sessions that are not in use" : ""));
-}
-
-// Moves texts to files, the longest unused first, until there is enough room or no text is left.
-void SessionStore::swap_until(const std::function<bool()>& enough, std::unique_lock<std::mutex>& lock) {
-  std::uint64_t last = 0;
-  while (!enough()) {
-    const auto next = in_memory_.upper_bound(last);
-    if (next == in_memory_.end()) return;
-    last = next->first;
-    if (const auto text = next->second.lock()) {
-      swap(text, lock);
-    } else {
-      in_memory_.erase(next);
-    }
-  }
-}
-
-// Moves a text to files, without the pages of texts that were used later.
-void SessionStore::swap(const std::shared_ptr<const StoredText>& text, std::unique_lock<std::mutex>& lock) {
-  const auto kept = pages_used_after(text->used);
-  std::unordered_set<const void*> claimed;
-  text->for_each_part([&](auto& part) {
-    if (!kept.contains(&part) && claimed.insert(&part).second && !part.claim()) claimed.erase(&part);
-  });
-  lock.unlock();
-  std::exception_ptr failed;
-  text->for_each_part([&](auto& part) {
-    if (!claimed.erase(&part)) return;
-    try {
-      if (!failed) return part.swap_out(options_.swap);
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    part.unclaim();
-  });
-  lock.lock();
-  if (failed) std::rethrow_exception(failed);
-  if (is_in_file(*text)) in_memory_.erase(text->used);
-}
-
-std::unordered_set<const void*> SessionStore::pages_used_after(std::uint64_t used) const {
-  std::unordered_set<const void*> pages;
-  for (auto other = in_memory_.upper_bound(used); other != in_memory_.end(); ++other) {
-    const auto text = other->second.lock();
-    if (!text || !text->state) continue;
-    for (const auto& page : text->state->pages()) pages.insert(page.get());
-  }
-  return pages;
-}
-
-// Drops the least recently used disposable texts. Drops none if that is not enough.
-void SessionStore::drop_disposable() {
-  if (has_room()) return;
-  std::size_t most = 0;
-  FreedBytes freed;
-  for (const auto& [used, name] : disposable_) most += freed.drop(find(name)->second.text);
-  if (bytes_->memory + promised_ > options_.memory + most) refuse_room();
-  for (auto it = disposable_.begin(); it != disposable_.end() && !has_room();) {
-    const auto entry = find((it++)->second);
-    if (FreedBytes().drop(entry->second.text) > 0) drop(entry);
-  }
-}
-
+// Returns what is known of a session without a look at its pages.
 SessionInfo SessionStore::info_of(const std::string& name, const Entry& entry) const {
   SessionInfo info{name, entry.text->tokens(), entry.text->rewindable()};
   const auto& record = entry.text->record;
@@ -408,23 +310,37 @@ SessionInfo SessionStore::info_of(const std::string& name, const Entry& entry) c
   info.seed = record.counters[0];
   info.draws = record.counters[1];
   if (!record.last_ids.empty()) info.last_id = record.last_ids.back();
-  info.bytes = bytes_of(*entry.text);
-  info.in_memory = is_in_memory(*entry.text);
+  info.bytes = entry.bytes;
   info.in_use = reserved_.contains(name);
   info.disposable = entry.disposable;
   return info;
 }
 
 std::vector<SessionInfo> SessionStore::list() const {
-  const std::lock_guard lock(mutex_);
   std::vector<SessionInfo> all;
-  for (const auto& [name, entry] : entries_) all.push_back(info_of(name, entry));
+  std::vector<std::shared_ptr<const StoredText>> texts;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_) {
+      all.push_back(info_of(name, entry));
+      if (!options_.swap.empty()) texts.push_back(entry.text);
+    }
+  }
+  for (std::size_t i = 0; i < texts.size(); ++i) all[i].in_memory = is_in_memory(*texts[i]);
   return all;
 }
 
 SessionInfo SessionStore::info(const std::string& name) const {
-  const std::lock_guard lock(mutex_);
-  return info_of(name, find(name)->second);
+  SessionInfo info;
+  std::shared_ptr<const StoredText> text;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = find(name);
+    info = info_of(name, found->second);
+    if (!options_.swap.empty()) text = found->second.text;
+  }
+  if (text) info.in_memory = is_in_memory(*text);
+  return info;
 }
 
 std::int64_t SessionStore::size() const {

@@ -33,8 +33,8 @@ struct StoreOptions {
 
 // Bounds the bytes of texts in memory. A caller that needs room moves the longest unused texts to files, without the
 // pages that later used texts in memory have too, or, without a folder for files, drops disposable texts. A page counts
-// once, however many texts have it. Several threads may call functions at once; a thread that moves a text to files
-// does not keep others waiting.
+// once, however many texts have it. Several threads may call functions at once; a thread that moves a text to files or
+// looks at the pages of all texts does not keep others waiting, unless it looks for a text to drop.
 class SessionStore {
  public:
   // Makes the folders if they do not exist, locks them, and removes files that a killed process left in `swap`. Throws
@@ -111,6 +111,7 @@ class SessionStore {
  private:
   struct Entry {
     std::shared_ptr<const StoredText> text;
+    std::size_t bytes = 0;  // of the text in memory and files, with what it shares with others
     std::uint64_t used = 0;
     bool disposable = false;
   };
@@ -122,7 +123,7 @@ class SessionStore {
   void require_free(const std::string& name) const;
   void use(Entries::iterator entry);
   void hold(const std::shared_ptr<StoredText>& text);
-  void put(const std::string& name, const std::shared_ptr<StoredText>& text, bool disposable);
+  void put(const std::string& name, const std::shared_ptr<StoredText>& text, std::size_t bytes, bool disposable);
   void add_fork(const std::string& name, const std::string& copy);
   void end(Reservation& reservation);
   void insert(Reservation reservation, std::shared_ptr<StoredText> text, bool disposable);
@@ -132,7 +133,7 @@ class SessionStore {
   void make_room(std::unique_lock<std::mutex>& lock);
   void swap_until(const std::function<bool()>& enough, std::unique_lock<std::mutex>& lock);
   void swap(const std::shared_ptr<const StoredText>& text, std::unique_lock<std::mutex>& lock);
-  std::unordered_set<const void*> pages_used_after(std::uint64_t used) const;
+  std::vector<std::shared_ptr<const StoredText>> used_after(std::uint64_t used) const;
   void drop_disposable();
   [[noreturn]] void refuse_room() const;
   void load_file(const std::filesystem::path& file, std::map<std::string, std::string>& names);
