@@ -86,14 +86,16 @@ class LocalEngine final : public Engine {
     std::int64_t drafted_by_head = 0;
   };
 
-  // Requests (local_engine.cc).
+  // The engine's thread (local_engine.cc).
+  void run();
+  void advance();
+  void fail_running(const std::exception& error) noexcept;
+
+  // Requests (local_requests.cc).
   void check(const Request& request, std::size_t replies) const;
   bool uses_cache(const Reply& reply) const;
   void require_places(std::int64_t places) const;
   void ask(RequestId id, std::set<RequestId>& asked);
-  void run();
-  void advance();
-  void fail_running(const std::exception& error) noexcept;
   void end_asked_and_late();
   void admit();
   void begin(Reply& reply);
