@@ -1,4 +1,4 @@
-// efla serve: a server for a language model, with OpenAI's API and a web page.
+// efla serve: a server for a language model, with OpenAI's and Anthropic's API and a web page.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -267,7 +267,8 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
 
 void add_serve(CLI::App& program) {
   auto arguments = std::make_shared<ServeArguments>();
-  auto* command = program.add_subcommand("serve", "Serve a language model over HTTP, with OpenAI's API and a web page");
+  auto* command = program.add_subcommand(
+      "serve", "Serve a language model over HTTP, with OpenAI's and Anthropic's API and a web page");
   command->add_option("MODEL", arguments->model, "Folder of a model, GGUF file, or folder of a run of efla train lm")
       ->required();
   add_address_options(*command, *arguments);

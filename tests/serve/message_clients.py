@@ -129,6 +129,17 @@ def continues(client):
     assert message.content[0].text == "It rains.", message
 
 
+def formats(client):
+    """Replies of a model without preferences follow a schema. The bias keeps it from reasoning, which may be long."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Zürich", "Bern"]}, "rain": {"type": "boolean"}},
+              "required": ["city", "rain"], "additionalProperties": False}
+    for seed in range(20):
+        message = client.messages.create(model="model", max_tokens=100, messages=ASK, thinking={"type": "disabled"},
+                                         output_config={"format": {"type": "json_schema", "schema": schema}}, extra_body={"seed": seed, "logit_bias": {str(ord("<") + 3): -100}})
+        value = json.loads(message.content[0].text)
+        assert value["city"] in ("Zürich", "Bern") and value["rain"] in (True, False) and message.stop_reason == "end_turn", message
+
+
 def refusals(client):
     image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a"}}]}]
     for more, kind, says in (({"messages": image}, anthropic.BadRequestError, "\"image\""),
@@ -153,7 +164,7 @@ def keys(client):
     assert client.models.list().data[0].id == "model"
 
 
-CHECKS = (tools, tools_stream, agent, runner, cut_off, stops, continues, refusals, keys)
+CHECKS = (tools, tools_stream, agent, runner, cut_off, stops, continues, formats, refusals, keys)
 
 
 def main(arguments):

@@ -216,6 +216,8 @@ TEST_F(ServiceMessagesTest, RefusesByNameInAnthropicsShape) {
   refused({{"tools", {{{"type", "web_search_20250305"}, {"name", "web_search"}}}}}, "tools[0].type");
   refused({{"tool_choice", {{"type", "any"}}}}, "tool_choice.type");
   refused({{"stop", "a"}}, "stop: got");
+  refused({{"output_config", {{"effort", "low"}}}}, "output_config.effort: got \"low\"");
+  refused({{"output_config", {{"format", {{"type", "json_schema"}, {"schema", 1}}}}}}, "output_config.format.schema");
   refused({{"stop_sequences", {""}}}, "stop_sequences");
   refused({{"mcp_servers", {1}}}, "mcp_servers");
   refused({{"thinking", {{"type", "enabled"}, {"budget_tokens", 2000}}}}, "thinking.budget_tokens");

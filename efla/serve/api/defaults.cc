@@ -71,7 +71,7 @@ const std::vector<Default>& defaults() {
       {kAnthropic, "metadata", nullptr},  // says who the client's user is
       {kAnthropic, "service_tier", values(R"(["auto", "standard_only"])")},
       {kAnthropic, "speed", values(R"(["standard"])")},
-      {kAnthropic, "output_config", values(R"([{}, {"effort": "high"}])")},
+      {Place::anthropic_output, "effort", values(R"(["high"])")},
       {kTool, "defer_loading", values("[false]")},
       {kTool, "allowed_callers", values(R"([["direct"]])")},
       {kTool, "eager_input_streaming", values("[true, false]")},

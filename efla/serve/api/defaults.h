@@ -14,6 +14,7 @@ enum class Place {
   message,
   content_part,
   anthropic_request,
+  anthropic_output,
   anthropic_tool,
   anthropic_block,
 };

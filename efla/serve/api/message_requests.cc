@@ -225,6 +225,7 @@ GenerationRequest read_conversation(const Fields& fields, std::string_view text)
   read_turns(fields, text, request.chat);
   read_custom_tools(fields, text, request);
   read_thinking(fields, request.chat);
+  read_output_config(fields, text, request);
   refuse_thread(fields);
   return request;
 }

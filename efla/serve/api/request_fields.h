@@ -40,6 +40,8 @@ void read_stream_options(const io::Fields& fields, GenerationRequest& request);
 void read_state(const io::Fields& fields, GenerationRequest& request);
 // Reads what the replies must be: response_format, `text` and structured_outputs. text: of the body.
 void read_structured_output(const io::Fields& fields, std::string_view text, GenerationRequest& request);
+// Reads the same of Anthropic's API: output_config.
+void read_output_config(const io::Fields& fields, std::string_view text, GenerationRequest& request);
 void read_n(const io::Fields& fields, GenerationRequest& request);
 // Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
 void require_one_reply(const GenerationRequest& request);

@@ -122,4 +122,16 @@ void read_structured_output(const Fields& fields, std::string_view text, Generat
   read_structured_outputs(fields, text, request);
 }
 
+void read_output_config(const Fields& fields, std::string_view text, GenerationRequest& request) {
+  if (fields.find("output_config") == nullptr) return;
+  const auto config = fields.object("output_config");
+  if (config.find("format") != nullptr) {
+    const auto written = json_member(json_member(text, "output_config"), "format");
+    const auto source = read_format(config.object("format"), written, /*nested=*/false);
+    if (source) set_grammar(fields, "output_config", *source, request);
+  }
+  accept_defaults(config, Place::anthropic_output);
+  refuse_others(config);
+}
+
 }  // namespace efla::serve
