@@ -366,7 +366,7 @@ TEST(LanguageModel, LeastParametersAreThoseOfTheLargeWeights) {
     std::int64_t large = 0;
     for (const auto& parameter : LanguageModel(config, Initialiser(1)).named_parameters()) {
       for (const char* weight : {"embeddings", "lm_head", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-                                 "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj"}) {
+                                 "attn.q_proj", "attn.r_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj"}) {
         if (parameter.key().ends_with(std::string(weight) + ".weight")) large += parameter.value().numel();
       }
     }

@@ -68,6 +68,10 @@ void read_efla(const Fields& fields, LanguageModelConfig& config) {
   fields.read("safe_gate", config.safe_gate);
   fields.read("lower_bound", config.lower_bound);
   fields.read("num_householder", config.num_householder);
+  fields.read("decay_low_rank_dim", config.decay_low_rank_dim);
+  fields.read("a_low_rank_dim", config.a_low_rank_dim);
+  fields.read("v_low_rank_dim", config.v_low_rank_dim);
+  fields.read("gate_low_rank_dim", config.gate_low_rank_dim);
 }
 
 LanguageModelConfig read_delta_net(const Fields& fields) {
@@ -275,6 +279,12 @@ json to_json(const LanguageModelConfig& c) {
     out["safe_gate"] = c.safe_gate;
     out["lower_bound"] = optional_json(c.lower_bound);
     if (c.num_householder > 0) out["num_householder"] = c.num_householder;
+    for (const auto& [name, rank] : {std::pair{"decay_low_rank_dim", c.decay_low_rank_dim},
+                                     {"a_low_rank_dim", c.a_low_rank_dim},
+                                     {"v_low_rank_dim", c.v_low_rank_dim},
+                                     {"gate_low_rank_dim", c.gate_low_rank_dim}}) {
+      if (rank > 0) out[name] = rank;
+    }
   }
   return out;
 }
