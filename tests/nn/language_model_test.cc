@@ -69,6 +69,8 @@ std::vector<std::pair<std::string, LanguageModelConfig>> models() {
   product.num_v_heads = 4;
   product.allow_neg_eigval = true;
   all.emplace_back("three steps", product);
+  product.num_v_heads = 0;
+  all.emplace_back("three steps as in flash-linear-attention", product);
   return all;
 }
 
@@ -357,6 +359,9 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
   EXPECT_EQ(to_json(small("deltaproduct"))["model_type"], "gated_deltaproduct");
   EXPECT_EQ(to_json(small("gated-deltaproduct"))["model_type"], "gated_deltaproduct");
   EXPECT_EQ(to_json(small("deltaproduct-exact"))["model_type"], "efla");
+  auto grouped = small("gated-deltaproduct");
+  grouped.num_v_heads = 4;
+  EXPECT_EQ(to_json(grouped)["model_type"], "efla");
   EXPECT_EQ(to_json(small("gdn2"))["model_type"], "efla");
   EXPECT_EQ(to_json(small("efla-loose"))["model_type"], "efla");
 }

@@ -133,7 +133,6 @@ LanguageModelConfig read_gated_deltaproduct(const Fields& fields) {
   config.num_householder = 1;
   read_common(fields, config);
   fields.read("head_dim", config.head_dim);
-  fields.read("num_v_heads", config.num_v_heads);
   fields.read("use_output_gate", config.use_gate);
   fields.read("num_householder", config.num_householder);
   bool has_decay = false;
@@ -197,7 +196,7 @@ const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer
     if (c.mixer == "gdn") return "gated_deltanet";
     if (c.mixer == "kda" && gated) return "kda";
     if (c.mixer == "comba" && !c.allow_neg_eigval) return "comba";
-    if (c.mixer == "deltaproduct" || c.mixer == "gated-deltaproduct") return "gated_deltaproduct";
+    if ((c.mixer == "deltaproduct" || c.mixer == "gated-deltaproduct") && !grouped) return "gated_deltaproduct";
   }
   return "efla";
 }
@@ -249,7 +248,8 @@ json to_json(const LanguageModelConfig& c) {
                                                                        : "GatedDeltaNetForCausalLM"});
     out["head_dim"] = mixer.key_dim;
     out["expand_v"] = static_cast<double>(mixer.value_dim) / static_cast<double>(mixer.key_dim);
-    out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
+    if (type != "gated_deltaproduct")
+      out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
     if (type == "kda") {
       out["safe_gate"] = c.safe_gate;
       out["lower_bound"] = optional_json(mixer.lower_bound);
