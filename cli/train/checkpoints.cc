@@ -20,6 +20,7 @@
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
 #include "efla/base/threads.h"
+#include "efla/data/tokenizers/gguf_tokenizer.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/content_error.h"
 #include "efla/io/file.h"
@@ -27,16 +28,18 @@
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/io/safetensors/safetensors_folder.h"
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gguf_export.h"
 #include "efla/nn/families/gpu_family_model.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
+#include "efla/serve/chat/jinja_template.h"
 
 namespace efla::cli {
 namespace {
 
 struct Arguments {
-  std::string model, ids, out, device = "auto";
+  std::string model, ids, out, gguf, gguf_type, device = "auto";
 };
 
 // The files that a tokenizer has in the folder of a model.
@@ -104,6 +107,45 @@ void export_family(const Arguments& arguments) {
   folder.commit();
   fmt::print("{}: {}, {} layers, {} parameters, as they were\n", arguments.out, model.config().family->model_type,
              model.config().layers(), model.parameters());
+}
+
+// Returns the entries of a GGUF file for the tokenizer and the chat template of a model's folder; none without them.
+io::GgufEntries gguf_texts(const std::string& model, const nn::FamilyConfig& config) {
+  io::GgufEntries entries{{"tokenizer.ggml.model", std::string("none")}};
+  std::int64_t eos = -1;
+  if (const auto tokenizer = find_tokenizer(model); !tokenizer.empty()) {
+    entries = data::gguf_tokenizer_entries(tokenizer, config.vocab_size);
+    eos = data::load_tokenizer(tokenizer)->eos();
+  }
+  for (const auto id : config.eos) {
+    if (eos < 0) eos = id;
+    if (id == eos) continue;
+    entries.emplace_back("tokenizer.ggml.eot_token_id", static_cast<std::uint32_t>(id));
+    break;
+  }
+  if (eos >= 0) entries.emplace_back("tokenizer.ggml.eos_token_id", static_cast<std::uint32_t>(eos));
+  const auto source = serve::find_jinja_template(model);
+  if (!source) return entries;
+  std::vector<std::string> others;
+  for (const auto& [name, text] : source->templates) {
+    const bool usual = name == "default";
+    if (!usual) others.push_back(name);
+    entries.emplace_back(usual ? "tokenizer.chat_template" : "tokenizer.chat_template." + name, text);
+  }
+  if (!others.empty()) entries.emplace_back("tokenizer.chat_templates", others);
+  return entries;
+}
+
+// Writes the model of a family as a GGUF file.
+void export_as_gguf(const Arguments& arguments) {
+  check_output_file("export", "--gguf", arguments.gguf);
+  if (!nn::is_family_folder(arguments.model) || io::is_gguf(arguments.model)) {
+    throw Error("export", "--gguf", arguments.model, "the folder of a hybrid model");
+  }
+  const auto texts = gguf_texts(arguments.model, nn::load_family_config(arguments.model));
+  const auto done = nn::export_gguf(arguments.model, arguments.gguf, arguments.gguf_type, texts);
+  fmt::print("{}: {} parameters, weights in {}{}\n", arguments.gguf, done.parameters, done.type,
+             done.skipped_tensors > 0 ? fmt::format(", without {} other tensors", done.skipped_tensors) : "");
 }
 
 // Returns input_ids [B, T] of the file.
@@ -187,33 +229,61 @@ void run_logits(const Arguments& arguments) {
   io::write_safetensors(arguments.out, std::span(&entry, 1));
 }
 
-void add_converter(CLI::App& program, const std::string& name, const std::string& what, const char* argument,
-                   const char* argument_help, const char* out_name, const char* out_help) {
+void add_import(CLI::App& program) {
   auto arguments = std::make_shared<Arguments>();
-  auto* command = program.add_subcommand(name, what);
-  command->add_option(argument, arguments->model, argument_help)->required()->type_name("FOLDER");
-  command->add_option("--out", arguments->out, out_help)->required()->type_name(out_name);
-  command->callback([name, arguments] {
-    const bool as_it_is = name == "export" && nn::is_family_folder(arguments->model);
-    as_it_is ? export_family(*arguments) : convert(name, *arguments);
-  });
+  auto* command =
+      program.add_subcommand("import", "Read a language model in Hugging Face's layout into a folder of efla");
+  command
+      ->add_option("HF_DIR", arguments->model,
+                   "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba or efla) and\n"
+                   "model.safetensors, or its shards with model.safetensors.index.json")
+      ->required()
+      ->type_name("FOLDER");
+  command->add_option("--out", arguments->out, "New folder for the model, in float32")->required()->type_name("RUN");
+  command->callback([arguments] { convert("import", *arguments); });
+}
+
+void run_export(const Arguments& arguments) {
+  if (arguments.out.empty() == arguments.gguf.empty()) {
+    throw Error("export", "--out", arguments.out.empty() ? "neither it nor --gguf" : "both it and --gguf", "one");
+  }
+  if (!arguments.gguf.empty()) return export_as_gguf(arguments);
+  if (!arguments.gguf_type.empty()) throw Error("export", "--gguf-type", arguments.gguf_type, "--gguf with it");
+  nn::is_family_folder(arguments.model) ? export_family(arguments) : convert("export", arguments);
+}
+
+void add_export(CLI::App& program) {
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = program.add_subcommand("export", "Write a language model in Hugging Face's layout, or as GGUF");
+  command
+      ->add_option("RUN", arguments->model,
+                   "Folder of a model, or of a training run (its latest checkpoint); the folder of a\n"
+                   "hybrid model is written as it is, with checksums")
+      ->required()
+      ->type_name("FOLDER");
+  command
+      ->add_option("--out", arguments->out,
+                   "New folder for config.json, model.safetensors, efla_model.py and, if there is\n"
+                   "a tokenizer, its files and tokenizer.json with tokenizer_config.json")
+      ->type_name("HF_DIR");
+  command
+      ->add_option("--gguf", arguments->gguf,
+                   "GGUF file for a hybrid model of Qwen3.5 without experts, with its tokenizer and\n"
+                   "its chat template, instead of --out")
+      ->type_name("FILE");
+  command
+      ->add_option("--gguf-type", arguments->gguf_type,
+                   "Type of the file's weights of linear layers; by default BF16 or F32, as the folder\n"
+                   "has them")
+      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
+  command->callback([arguments] { run_export(*arguments); });
 }
 
 }  // namespace
 
 void add_checkpoints(CLI::App& program) {
-  add_converter(program, "import", "Read a language model in Hugging Face's layout into a folder of efla", "HF_DIR",
-                "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba,\n"
-                "gated_deltaproduct or efla) and model.safetensors, or its shards with\n"
-                "model.safetensors.index.json",
-                "RUN", "New folder for the model, in float32");
-  add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
-                "Folder of a model, or of a training run (its latest checkpoint); the folder of a\n"
-                "hybrid model is written as it is, with checksums",
-                "HF_DIR",
-                "New folder for config.json, model.safetensors, efla_model.py and, if there is\n"
-                "a tokenizer, its files and tokenizer.json with tokenizer_config.json");
-
+  add_import(program);
+  add_export(program);
   auto arguments = std::make_shared<Arguments>();
   auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");
   logits->add_option("MODEL", arguments->model, "Folder of a model, GGUF file, or folder of a training run")

@@ -12,6 +12,7 @@
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "tests/nn/random_family.h"
+#include "tests/support/byte_level.h"
 #include "tests/support/program.h"
 
 namespace efla::test {
@@ -21,6 +22,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kDbrx =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 // Divides model.safetensors into two shards and their index.
@@ -167,6 +170,36 @@ TEST_F(FamilyFolder, DraftsByItsOwnHeadLeaveTheReplyAsItIs) {
   EXPECT_EQ(generate({"--draft-head", "3", "--save-session", session}).exit_code, 0);
   EXPECT_EQ(generate({"--draft-head", "1", "--load-session", session}).exit_code, 0);
   refuses({"--load-session", session}, "session");
+}
+
+// The file has the folder's tokenizer and continues its prompts as the folder does.
+TEST_F(FamilyFolder, IsExportedAsAGgufFile) {
+  config_["vocab_size"] = 280;
+  nn::write_family_folder(model(), config_, nn::random_family_tensors(config_, "model.language_model.", 8), true, true);
+  const json split{{"type", "Split"}, {"pattern", {{"Regex", kDbrx}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const json stages{{"type", "Sequence"}, {"pretokenizers", {split, byte_level_step(false)}}};
+  write_text(model() / "tokenizer.json", byte_level_json(stages).dump());
+  write_text(model() / "tokenizer_config.json", R"({"eos_token": "<|eos|>", "chat_template": "{{ messages }}"})");
+  const auto file = (folder_.path() / "m.gguf").string();
+  const auto exported = run_program({"export", model().string(), "--gguf", file, "--gguf-type", "F32"});
+  ASSERT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_NE(exported.out.find("weights in F32"), std::string::npos) << exported.out;
+  const auto continued = [&](const std::string& path) {
+    return run_program({"generate", path, "--prompt", "the in", "--max-tokens", "20", "--temperature", "0"}).out;
+  };
+  EXPECT_EQ(continued(file), continued(model().string()));
+  EXPECT_FALSE(continued(file).empty());
+  const auto refuses = [&](const std::vector<std::string>& arguments, const char* says) {
+    const auto result = run_program(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_NE(result.err.find(says), std::string::npos) << result.err;
+  };
+  refuses({"export", model().string()}, "--out: got neither it nor --gguf, expected one");
+  refuses({"export", file, "--gguf", file + "2"}, "expected the folder of a hybrid model");
+  refuses({"export", model().string(), "--gguf", file, "--gguf-type", "Q4_K"}, "--gguf-type");
+  refuses({"export", model().string(), "--out", out().string(), "--gguf-type", "F16"}, "--gguf-type");
+  write_text(model() / "tokenizer.json", byte_level_json(byte_level_step(true)).dump());
+  refuses({"export", model().string(), "--gguf", file}, "splits texts in another way");
 }
 
 }  // namespace

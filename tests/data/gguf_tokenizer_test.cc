@@ -112,6 +112,31 @@ TEST(GgufTokenizer, HasTheTokensThatItsFileNames) {
   EXPECT_EQ(again->eos(), 274);
 }
 
+// A file with the entries of a tokenizer.json has the same tokens as the file of which it was made.
+TEST(GgufTokenizer, IsWritten) {
+  for (const std::string pre : {"qwen2", "qwen35", "dbrx"}) {
+    SCOPED_TRACE(pre);
+    const test::TempFolder folder;
+    const auto first = written(
+        folder,
+        Parts().file(pre).integer("tokenizer.ggml.bos_token_id", 273).integer("tokenizer.ggml.padding_token_id", 274));
+    const auto json = tokenizer_json(first);
+    test::write_text(folder / "tokenizer_config.json", json.config.dump());
+    const auto path = test::write_text(folder / "tokenizer.json", json.tokenizer.dump());
+    io::write_gguf(folder / "again.gguf", gguf_tokenizer_entries(path, 279), {});
+    const io::GgufFile file(folder / "m.gguf"), again(folder / "again.gguf");
+    for (const auto& [key, value] : file.metadata()) EXPECT_EQ(again.metadata().at(key), value) << key;
+    EXPECT_EQ(load_tokenizer((folder / "again.gguf").string())->info().fingerprint,
+              load_tokenizer(first)->info().fingerprint);
+    test::expect_bad_content([&] { gguf_tokenizer_entries(path, 277); }, -1,
+                             "278 ids, but the embeddings have 277 rows");
+  }
+  const test::TempFolder folder;
+  const auto other =
+      test::write_text(folder / "tokenizer.json", test::byte_level_json(test::byte_level_step(true)).dump());
+  test::expect_bad_content([&] { gguf_tokenizer_entries(other, 300); }, -1, "splits texts in another way");
+}
+
 TEST(GgufTokenizer, IsMissingInFilesWithoutOne) {
   const test::TempFolder folder;
   EXPECT_TRUE(has_gguf_tokenizer(written(folder, Parts().file("qwen35"))));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "efla/io/gguf/gguf_dequantise.h"
+#include "efla/io/gguf/gguf_write.h"
 #include "efla/io/sha256.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/gguf.h"
@@ -161,6 +162,55 @@ TEST(GgufTypes, HaveTheNumbersOfGgufPy) {
 TEST(GgufTypes, NamesTheOthers) {
   EXPECT_FALSE(can_dequantise(*find_gguf_type(16)));  // IQ2_XXS
   EXPECT_EQ(dequantised_types().substr(0, 14), "F32, F16, BF16");
+}
+
+TEST(Gguf, IsReadAsItWasWritten) {
+  const TempFolder folder;
+  const GgufEntries metadata{{"a", true},
+                             {"b", std::uint32_t{7}},
+                             {"c", 0.5F},
+                             {"d", std::string("text")},
+                             {"e", std::vector<bool>{true, false}},
+                             {"f", std::vector<std::int32_t>{-1, 2}},
+                             {"g", std::vector<std::string>{"", "xy"}}};
+  const auto three = [] { return Bytes{1, 2, 3, 4, 5, 6}; };
+  const std::vector<GgufNewTensor> tensors{{"t", find_gguf_type("F16"), {3}, three},
+                                           {"u", find_gguf_type("BF16"), {3, 1}, three}};
+  write_gguf(folder / "m.gguf", metadata, tensors);
+  const GgufFile file(folder / "m.gguf");
+  EXPECT_EQ(file.metadata(), (GgufMetadata{{"a", true},
+                                           {"b", std::int64_t{7}},
+                                           {"c", 0.5},
+                                           {"d", std::string_view("text")},
+                                           {"e", std::vector<std::int64_t>{1, 0}},
+                                           {"f", std::vector<std::int64_t>{-1, 2}},
+                                           {"g", std::vector<std::string_view>{"", "xy"}}}));
+  ASSERT_EQ(file.tensors().size(), 2U);
+  EXPECT_EQ(file.tensors()[1].name, "u");
+  EXPECT_EQ(file.tensors()[1].type->name, "BF16");
+  EXPECT_EQ(file.tensors()[1].shape, (std::vector<std::int64_t>{3, 1}));
+  EXPECT_EQ(Bytes(file.tensors()[1].bytes.begin(), file.tensors()[1].bytes.end()), three());
+  const std::vector<GgufNewTensor> wrong{{"t", find_gguf_type("F32"), {3}, three}};
+  test::expect_error([&] { write_gguf(folder / "n.gguf", {}, wrong); }, "t", "12");
+  EXPECT_FALSE(std::filesystem::exists(folder / "n.gguf"));
+}
+
+// gguf-py's quantize gave the bytes of Q8_0.
+TEST(Gguf, NumbersAreRoundedAsByGgufPy) {
+  std::vector<float> numbers(32);
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<float>(i) * 0.37F - 5.0F;
+  Bytes bytes(34);
+  quantise(*find_gguf_type("Q8_0"), numbers.data(), 32, bytes.data());
+  EXPECT_EQ(bytes, (Bytes{133, 42, 158, 165, 172, 180, 187, 194, 201, 209, 216, 223, 230, 238, 245, 252, 4,
+                          11,  18, 25,  33,  40,  47,  54,  62,  69,  76,  83,  91,  98,  105, 112, 120, 127}));
+  const std::vector<float> three{1.0F, -0.1F, 70000.0F};
+  Bytes halves(6), narrow(6), wide(12);
+  quantise(*find_gguf_type("F16"), three.data(), 3, halves.data());
+  quantise(*find_gguf_type("BF16"), three.data(), 3, narrow.data());
+  quantise(*find_gguf_type("F32"), three.data(), 3, wide.data());
+  EXPECT_EQ(halves, (Bytes{0x00, 0x3C, 0x66, 0xAE, 0x00, 0x7C}));
+  EXPECT_EQ(narrow, (Bytes{0x80, 0x3F, 0xCD, 0xBD, 0x89, 0x47}));
+  EXPECT_EQ(std::memcmp(wide.data(), three.data(), wide.size()), 0);
 }
 
 }  // namespace

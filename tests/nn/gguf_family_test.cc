@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "efla/nn/families/family_model.h"
+#include "efla/nn/families/gguf_export.h"
 #include "efla/nn/families/gguf_tensors.h"
 #include "efla/nn/families/gpu_family_model.h"
 #include "tests/nn/family_reference.h"
@@ -93,6 +95,66 @@ TEST(GgufFamily, QuantisedWeightsCostNoMoreThanBfloat16) {
     }
     EXPECT_LE(std::exp(ratios / kFiles), 1.25);
   }
+}
+
+// Files that are exported have the logits of their folder, up to the rates of decay and the type of the weights.
+TEST(GgufFamily, ExportedFilesHaveTheLogitsOfTheFolder) {
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(seed);
+    const test::TempFolder folder;
+    const auto config = random_family_config(false, seed);
+    const auto tensors = random_family_tensors(config, "model.", seed);
+    write_family_folder(folder.path(), config, tensors, false, /*narrow=*/seed % 2 == 0);
+    const auto done = export_gguf(folder.path(), folder / "m.gguf", "", {});
+    EXPECT_EQ(done.type, seed % 2 == 0 ? "BF16" : "F32");
+    const Values expected = logits_of(folder.path()), got = logits_of(folder / "m.gguf");
+    EXPECT_LE(worst_difference(got, {expected.begin(), expected.end()}), 1e-5);
+    const auto read = load_family_config(folder / "m.gguf"), written = load_family_config(folder.path());
+    EXPECT_EQ(read.attends, written.attends);
+    EXPECT_EQ(read.rotary, written.rotary);
+  }
+}
+
+// The same file as the one that a program in the tests writes as llama.cpp's converter does.
+TEST(GgufFamily, ExportsTheTensorsOfLlamasConverter) {
+  const test::TempFolder folder;
+  auto config = random_family_config(false, 3);
+  config.update({{"linear_num_key_heads", 2}, {"linear_num_value_heads", 6}, {"tie_word_embeddings", false}});
+  const auto tensors = random_family_tensors(config, "model.", 3);
+  write_family_folder(folder.path(), config, tensors, false, false);
+  export_gguf(folder.path(), folder / "m.gguf", "F32", {});
+  io::write_file_atomically(folder / "expected.gguf", GgufOf(config, tensors).file().bytes());
+  const io::GgufFile got(folder / "m.gguf"), expected(folder / "expected.gguf");
+  ASSERT_EQ(got.tensors().size(), expected.tensors().size());
+  for (const auto& tensor : expected.tensors()) {
+    const auto* own = got.find(tensor.name);
+    ASSERT_NE(own, nullptr) << tensor.name;
+    EXPECT_EQ(own->shape, tensor.shape) << tensor.name;
+    if (tensor.name.ends_with("ssm_a")) continue;  // the exponential is computed in float64
+    EXPECT_TRUE(std::ranges::equal(own->bytes, tensor.bytes)) << tensor.name;
+  }
+}
+
+TEST(GgufFamily, ExportsTypes) {
+  const test::TempFolder folder;
+  const auto config = block_config(1);
+  const auto tensors = random_family_tensors(config, "model.", 1);
+  write_family_folder(folder.path(), config, tensors, false, false);
+  const Values expected = logits_of(folder.path());
+  for (const auto& [type, most] : std::map<std::string, double>{{"F16", 0.02}, {"BF16", 0.1}, {"Q8_0", 0.3}}) {
+    export_gguf(folder.path(), folder / "m.gguf", type, {});
+    const io::GgufFile file(folder / "m.gguf");
+    EXPECT_EQ(file.find("blk.0.ffn_up.weight")->type->name, type);
+    EXPECT_EQ(file.find("blk.0.ssm_alpha.weight")->type->name, "F32");
+    const Values got = logits_of(folder / "m.gguf");
+    const double worst = worst_difference(got, {expected.begin(), expected.end()});
+    EXPECT_LE(worst, most) << type;
+    EXPECT_GT(worst, 0.0) << type;
+  }
+  test::expect_error([&] { export_gguf(folder.path(), folder / "m.gguf", "Q4_K", {}); }, "gguf_type", "F32, F16");
+  test::expect_error([&] { export_gguf(folder / "m.gguf", folder / "n.gguf", "F32", {}); }, "gguf", "a folder");
+  write_family_folder(folder.path(), random_family_config(true, 1), tensors, false, false);
+  test::expect_error([&] { export_gguf(folder.path(), folder / "n.gguf", "F32", {}); }, "gguf", "qwen3_5");
 }
 
 TEST(GgufFamily, SaysWhichTypesBecomeWhat) {

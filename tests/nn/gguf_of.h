@@ -45,15 +45,9 @@ inline constexpr std::array<BlockType, 13> kBlockTypes{{{"Q4_0", 0},
                                                         {"IQ4_XS", 0},
                                                         {"MXFP4", -1}}};
 
-inline const io::GgufType& gguf_type(std::string_view name) {
-  std::uint32_t id = 0;
-  while (io::find_gguf_type(id) == nullptr || io::find_gguf_type(id)->name != name) ++id;
-  return *io::find_gguf_type(id);
-}
-
 // Returns random blocks of some numbers, whose root mean square is about `size`.
 inline std::string random_blocks(const BlockType& block, std::int64_t numbers, float size, Random& random) {
-  const io::GgufType& type = gguf_type(block.name);
+  const io::GgufType& type = *io::find_gguf_type(block.name);
   std::string bytes(static_cast<std::size_t>(numbers / type.elements * type.bytes), '\0');
   for (auto& byte : bytes) byte = static_cast<char>(random.below(256));
   const auto scale_by = [&](float scale) {
@@ -85,7 +79,7 @@ struct BlockTensors {
 
 // Returns tensors whose weights of linear layers have random blocks of a type, where these divide their rows and heads.
 inline BlockTensors random_block_tensors(const nlohmann::json& config, const BlockType& block, std::uint64_t seed) {
-  BlockTensors all{random_family_tensors(config, "model.", seed), &gguf_type(block.name)};
+  BlockTensors all{random_family_tensors(config, "model.", seed), io::find_gguf_type(block.name)};
   Random random(seed);
   for (auto& [name, tensor] : all.tensors.all) {
     const auto columns = tensor.shape.back();

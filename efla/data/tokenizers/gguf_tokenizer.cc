@@ -114,6 +114,34 @@ json templates_of(const io::GgufFile& file) {
   return all;
 }
 
+json byte_level_json() {
+  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+}
+
+// Returns the normalizer and the pre_tokenizer of a split.
+std::pair<json, json> stages_of_split(const GgufSplit& split) {
+  const json words = {
+      {"type", "Split"}, {"pattern", {{"Regex", split.expression}}}, {"behavior", "Isolated"}, {"invert", false}};
+  return {split.composes ? json{{"type", "NFC"}} : json(),
+          {{"type", "Sequence"}, {"pretokenizers", {words, byte_level_json()}}}};
+}
+
+// Returns the split of a tokenizer.json. Only its expression and its normalizer tell which one.
+const GgufSplit& split_of(const json& document, const std::string& path) {
+  const auto has = [&](const GgufSplit& split) {
+    const auto [normalizer, pre_tokenizer] = stages_of_split(split);
+    const json own = document.value("pre_tokenizer", json());
+    const json::json_pointer words("/pretokenizers/0");
+    return document.value("normalizer", json()) == normalizer && own.contains(words) &&
+           own[words] == pre_tokenizer[words] && own["pretokenizers"].size() == 2;
+  };
+  const auto* split = std::ranges::find_if(kGgufSplits, has);
+  if (split == std::end(kGgufSplits)) {
+    io::fail_in(path, "a tokenizer that splits texts in another way than qwen2, qwen35 and dbrx of GGUF");
+  }
+  return *split;
+}
+
 }  // namespace
 
 bool has_gguf_tokenizer(const std::string& path) {
@@ -136,12 +164,8 @@ json gguf_tokenizer_document(const std::string& path) {
     added.push_back(added_token_json({static_cast<std::int32_t>(i), text, types[i] != kUserDefined, false}));
   }
   for (const auto merge : texts_of(file, kMergesKey)) merges.push_back(utf8_of(file, kMergesKey, merge));
-  const json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const json words = {
-      {"type", "Split"}, {"pattern", {{"Regex", split.expression}}}, {"behavior", "Isolated"}, {"invert", false}};
-  return tokenizer_document(std::move(added), split.composes ? json{{"type", "NFC"}} : json(),
-                            {{"type", "Sequence"}, {"pretokenizers", {words, byte_level}}}, byte_level,
+  auto [normalizer, pre_tokenizer] = stages_of_split(split);
+  return tokenizer_document(std::move(added), std::move(normalizer), std::move(pre_tokenizer), byte_level_json(),
                             bpe_model(std::move(vocabulary), std::move(merges), nullptr, false));
 }
 
@@ -161,6 +185,44 @@ json gguf_tokenizer_config(const std::string& path) {
 std::unique_ptr<Tokenizer> make_gguf_tokenizer(const std::string& path) {
   const json document = gguf_tokenizer_document(path);
   return make_json_tokenizer(document, read_tokenizer_config(path), io::as_bytes(document.dump()), path);
+}
+
+io::GgufEntries gguf_tokenizer_entries(const std::string& path, std::int64_t rows) {
+  const json document = io::read_json(path);
+  const auto tokenizer = load_tokenizer(path);  // refuses what is not supported
+  const GgufSplit& split = split_of(document, path);
+  if (tokenizer->vocab_size() > rows) {
+    io::fail_in(path, fmt::format("{} ids, but the embeddings have {} rows", tokenizer->vocab_size(), rows));
+  }
+  std::vector<std::string> tokens, merges;
+  std::vector<std::int32_t> types(static_cast<std::size_t>(rows), kUnused);
+  for (std::int64_t id = 0; id < rows; ++id) tokens.push_back(fmt::format("[PAD{}]", id));
+  const auto set = [&](std::int64_t id, const std::string& text, TokenType type) {
+    tokens[static_cast<std::size_t>(id)] = text;
+    types[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(type);
+  };
+  const json& model = document.at("model");
+  for (const auto& [text, id] : model.at("vocab").items()) set(id, text, kNormal);
+  const TokenizerConfig config = read_tokenizer_config(path);
+  for (const auto& token : added_tokens_of(document, config, path)) {
+    set(token.id, token.text, token.special ? kControl : kUserDefined);
+  }
+  for (const auto& merge : model.at("merges")) {
+    merges.push_back(merge.is_string() ? merge.get<std::string>()
+                                       : merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>());
+  }
+  io::GgufEntries entries{{kModelKey, std::string("gpt2")}, {kPreKey, std::string(split.name)}};
+  if (tokenizer->bos() >= 0) {
+    entries.emplace_back("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(tokenizer->bos()));
+  }
+  if (const auto pad = std::ranges::find(tokens, config.text_of("pad_token")); pad != tokens.end()) {
+    entries.emplace_back("tokenizer.ggml.padding_token_id", static_cast<std::uint32_t>(pad - tokens.begin()));
+  }
+  entries.emplace_back("tokenizer.ggml.add_bos_token", false);
+  entries.emplace_back(kTokensKey, std::move(tokens));
+  entries.emplace_back(kTypesKey, std::move(types));
+  entries.emplace_back(kMergesKey, std::move(merges));
+  return entries;
 }
 
 }  // namespace efla::data

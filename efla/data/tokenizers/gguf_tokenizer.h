@@ -2,11 +2,13 @@
 // have them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/io/gguf/gguf_write.h"
 
 namespace efla::data {
 
@@ -24,5 +26,10 @@ nlohmann::json gguf_tokenizer_config(const std::string& path);
 
 // Makes the tokenizer of these two.
 std::unique_ptr<Tokenizer> make_gguf_tokenizer(const std::string& path);
+
+// Returns the entries of a new file for the tokenizer.json at `path` and the file beside it: tokens for all rows of the
+// embeddings, their types, the merges, and the ids of pad and, if there is one, bos. Throws IoError(content) for a
+// tokenizer that the functions above would not return, or with more ids than rows.
+io::GgufEntries gguf_tokenizer_entries(const std::string& path, std::int64_t rows);
 
 }  // namespace efla::data

@@ -193,6 +193,12 @@ bool JsonTokenizer::cuts_no_added_token(std::string_view text, std::size_t place
   return !normalized_tokens_.touches(before + behind, before.size());
 }
 
+std::vector<AddedToken> added_tokens_of(const json& document, const TokenizerConfig& config, const std::string& path) {
+  const io::Fields fields(document, io::refuse_in_file(path));
+  const json& vocabulary = fields.object("model").object("vocab").content();
+  return number_added_tokens(with_tokens_beside(read_added_tokens(fields, path), config), vocabulary);
+}
+
 std::unique_ptr<Tokenizer> make_json_tokenizer(io::ByteView bytes, const std::string& path) {
   return make_json_tokenizer(io::parse_json(bytes, path), read_tokenizer_config(path), bytes, path);
 }

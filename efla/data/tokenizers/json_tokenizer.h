@@ -40,6 +40,10 @@ std::unique_ptr<Tokenizer> make_json_tokenizer(io::ByteView bytes, const std::st
 std::unique_ptr<Tokenizer> make_json_tokenizer(const nlohmann::json& document, const TokenizerConfig& config,
                                                io::ByteView bytes, const std::string& path);
 
+// Returns the added tokens of a tokenizer.json and of the files beside it, with their ids.
+std::vector<AddedToken> added_tokens_of(const nlohmann::json& document, const TokenizerConfig& config,
+                                        const std::string& path);
+
 class JsonTokenizer : public Tokenizer {
  public:
   std::vector<std::int32_t> encode_part(std::string_view part, bool begins) const final {

@@ -23,8 +23,9 @@ struct GgufType {
   std::int64_t elements, bytes;  // of a block
 };
 
-// Returns the type with an id in files; null for none.
+// Return the type with an id in files, or with a name; null for none.
 const GgufType* find_gguf_type(std::uint32_t id);
+const GgufType* find_gguf_type(std::string_view name);
 
 // One tensor. Its bytes belong to the file. shape: as PyTorch gives it, with rows last.
 struct GgufTensor {

@@ -225,6 +225,11 @@ const GgufType* find_gguf_type(std::uint32_t id) {
   return found == std::end(kGgufTypes) ? nullptr : found;
 }
 
+const GgufType* find_gguf_type(std::string_view name) {
+  const auto* found = std::ranges::find(kGgufTypes, name, &GgufType::name);
+  return found == std::end(kGgufTypes) ? nullptr : found;
+}
+
 GgufContent parse_gguf(ByteView bytes, const std::string& path) {
   GgufCursor from(bytes, path);
   if (bytes.size() < sizeof(kGgufMagic) || from.number<std::uint32_t>() != kGgufMagic) {
