@@ -25,7 +25,7 @@ std::string beta_name(BetaActivation beta) {
 
 // Returns whether a mixer computes a delta rule with one key and one step per token.
 bool is_plain(const MixerPreset& preset) {
-  return !preset.softmax && preset.erase_key == EraseKey::key && preset.steps_per_token == 1;
+  return !preset.softmax && !preset.rwkv7 && preset.erase_key == EraseKey::key && preset.steps_per_token == 1;
 }
 
 // Returns the names of such mixers.

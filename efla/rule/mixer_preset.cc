@@ -70,6 +70,9 @@ const std::vector<MixerPreset>& mixer_presets() {
        .qk_l2norm = true,
        .gate = Gate::scalar,
        .steps_per_token = 2},
+      // RWKV-7: Peng et al., 2025 (arXiv 2503.14456). In rwkv7-exact the step that erases is exact.
+      {.name = "rwkv7", .step = "euler", .beta = one, .rwkv7 = true, .gate = Gate::channel},
+      {.name = "rwkv7-exact", .step = "exact", .beta = one, .rwkv7 = true, .gate = Gate::channel},
       // Linear attention: Katharopoulos et al., 2020 (arXiv 2006.16236): S_t = S_{t−1} + k_t v_tᵀ.
       {.name = "linear", .step = "euler", .erase_scale = 0.0, .beta = one},
       {.name = "softmax", .step = "euler", .beta = one, .softmax = true},
@@ -95,7 +98,8 @@ DeltaRule rule_of(const MixerPreset& preset) {
   rule.step.erase_scale = preset.erase_scale;
   rule.step.write_scale = preset.write_scale;
   rule.qk_l2norm = preset.qk_l2norm;
-  rule.two_keys = preset.erase_key != EraseKey::key;
+  rule.two_keys = preset.rwkv7 || preset.erase_key != EraseKey::key;
+  if (preset.rwkv7) rule.scale = 1.0;
   return rule;
 }
 

@@ -49,6 +49,7 @@ struct MixerPreset {
   bool adaptive = false;   // β is multiplied by softplus(α); α is learned per head, softplus(α) starts at 1
   bool qk_l2norm = false;  // q and k are normalised to unit length
   bool softmax = false;    // causal softmax attention instead of the delta rule
+  bool rwkv7 = false;      // the projections, keys and two steps per token of RWKV-7 (nn/layers/rwkv7_mixer.h)
   Gate gate = Gate::none;
   EraseKey erase_key = EraseKey::key;
   std::int64_t steps_per_token = 1;  // n (micro_steps.h); above 1 a default, which a configuration may change

@@ -69,6 +69,8 @@ std::vector<std::pair<std::string, LanguageModelConfig>> models() {
   product.num_v_heads = 4;
   product.allow_neg_eigval = true;
   all.emplace_back("three steps", product);
+  product.num_v_heads = 0;
+  all.emplace_back("three steps as in flash-linear-attention", product);
   return all;
 }
 
@@ -357,6 +359,9 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
   EXPECT_EQ(to_json(small("deltaproduct"))["model_type"], "gated_deltaproduct");
   EXPECT_EQ(to_json(small("gated-deltaproduct"))["model_type"], "gated_deltaproduct");
   EXPECT_EQ(to_json(small("deltaproduct-exact"))["model_type"], "efla");
+  auto grouped = small("gated-deltaproduct");
+  grouped.num_v_heads = 4;
+  EXPECT_EQ(to_json(grouped)["model_type"], "efla");
   EXPECT_EQ(to_json(small("gdn2"))["model_type"], "efla");
   EXPECT_EQ(to_json(small("efla-loose"))["model_type"], "efla");
 }
@@ -366,7 +371,7 @@ TEST(LanguageModel, LeastParametersAreThoseOfTheLargeWeights) {
     std::int64_t large = 0;
     for (const auto& parameter : LanguageModel(config, Initialiser(1)).named_parameters()) {
       for (const char* weight : {"embeddings", "lm_head", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-                                 "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj"}) {
+                                 "attn.q_proj", "attn.r_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj"}) {
         if (parameter.key().ends_with(std::string(weight) + ".weight")) large += parameter.value().numel();
       }
     }

@@ -179,7 +179,7 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   return o.matmul(p.at("o_proj.weight").t());
 }
 
-void expect_same_gradients(const Mixer& mixer, const Tensor& x, const Tensor& y, const Tensor& expected) {
+void expect_same_gradients(const torch::nn::Module& mixer, const Tensor& x, const Tensor& y, const Tensor& expected) {
   std::vector<Tensor> inputs{x};
   std::vector<std::string> names{"x"};
   for (const auto& item : mixer.named_parameters()) {
@@ -199,7 +199,7 @@ void expect_same_gradients(const Mixer& mixer, const Tensor& x, const Tensor& y,
 TEST(Mixer, EveryPresetIsItsEquation) {
   auto all = expected_mixers();
   for (const auto& preset : mixer_presets()) {
-    if (preset.softmax) continue;
+    if (preset.softmax || preset.rwkv7) continue;
     SCOPED_TRACE(std::string(preset.name));
     ASSERT_TRUE(all.count(std::string(preset.name)));
     const MixerConfig config{.mixer = std::string(preset.name), .hidden = 32, .heads = 2};
@@ -210,6 +210,88 @@ TEST(Mixer, EveryPresetIsItsEquation) {
     EXPECT_LE(max_difference(y, expected), 1e-4);
     expect_same_gradients(mixer, x, y, expected);
   }
+}
+
+// A layer of RWKV-7 by its equations, one update of the state per token. first_values: as in Rwkv7Mixer.
+Tensor eager_rwkv7(const MixerConfig& config, const std::map<std::string, Tensor>& p, const Tensor& x,
+                   Tensor& first_values) {
+  const std::int64_t batch = x.size(0), tokens = x.size(1), heads = config.heads, dim = config.hidden / heads;
+  const auto before = torch::cat({torch::zeros({batch, 1, config.hidden}), x.narrow(1, 0, tokens - 1)}, 1);
+  const auto mixed = [&](const char* name) { return x + (before - x) * p.at(std::string("x_") + name); };
+  const auto by = [&](const Tensor& y, const char* name) { return y.matmul(p.at(std::string(name) + ".weight").t()); };
+  const auto r = by(mixed("r"), "r_proj").view({batch, tokens, heads, dim});
+  const auto w = by(torch::tanh(by(mixed("w"), "w_lora.lora.0")), "w_lora.lora.2") + p.at("w_lora.lora.2.bias");
+  const auto decay = torch::exp(-std::exp(-0.5) * torch::sigmoid(w)).view({batch, tokens, heads, dim});
+  const auto k = by(mixed("k"), "k_proj");
+  auto v = by(mixed("v"), "v_proj");
+  if (config.layer == 0) {
+    first_values = v;
+  } else {
+    const auto share = by(by(mixed("v"), "v_lora.lora.0"), "v_lora.lora.2") + p.at("v_lora.lora.2.bias");
+    v = v + (first_values - v) * torch::sigmoid(share);
+  }
+  const auto a = torch::sigmoid(by(by(mixed("a"), "a_lora.lora.0"), "a_lora.lora.2") + p.at("a_lora.lora.2.bias"));
+  const auto gate = by(torch::sigmoid(by(mixed("g"), "g_lora.lora.0")), "g_lora.lora.2");
+  auto removal = (k * p.at("k_k")).view({batch, tokens, heads, dim});
+  removal = removal / removal.square().sum(-1, true).sqrt();
+  const auto key = (k * (1 + (a - 1) * p.at("k_a"))).view({batch, tokens, heads, dim});
+  const auto values = v.view({batch, tokens, heads, -1});
+  auto state = torch::zeros({batch, heads, dim, values.size(3)});
+  std::vector<Tensor> outputs;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const auto at = [&](const Tensor& y) { return y.select(1, t).unsqueeze(-1); };
+    const auto read = state.transpose(-1, -2).matmul(at(removal));  // of the state before its decay
+    const auto erased = at(removal * a.view(removal.sizes())).matmul(read.transpose(-1, -2));
+    state = at(decay) * state - erased + at(key).matmul(at(values).transpose(-1, -2));
+    outputs.push_back(state.transpose(-1, -2).matmul(at(r)).squeeze(-1));
+  }
+  auto o = torch::stack(outputs, 1);
+  o = (o - o.mean(-1, true)) * torch::rsqrt(o.var(-1, false, true) + static_cast<double>(dim) * config.norm_eps);
+  o = o.flatten(2) * p.at("g_norm.weight") + p.at("g_norm.bias");
+  const auto bonus = ((r * key * p.at("r_k")).sum(-1, true) * values).flatten(2);
+  return by((o + bonus) * gate, "o_proj");
+}
+
+TEST(Rwkv7Mixer, IsItsEquations) {
+  for (const std::int64_t layer : {0, 2}) {
+    MixerConfig config{.mixer = "rwkv7", .hidden = 32, .heads = 2, .value_dim = 24};
+    config.layer = layer;
+    config.layers = 3;
+    config.norm_eps = 0.1;
+    const Rwkv7Mixer mixer(config, Initialiser(3));
+    const auto x = random_tensor({2, 45, 32}, 1).to(torch::kFloat).requires_grad_(true);
+    Tensor first = random_tensor({2, 45, 48}, 2).to(torch::kFloat).requires_grad_(true), eager_first = first;
+    const Tensor given = first;
+    const auto y = mixer.forward(x, {}, first);
+    const auto expected = eager_rwkv7(config, parameters_of(mixer), x, eager_first);
+    EXPECT_LE(max_difference(y, expected), 1e-4);
+    EXPECT_LE(max_difference(first, eager_first), 1e-5);
+    expect_same_gradients(mixer, x, y, expected);
+    if (layer == 0) continue;
+    const auto of_values = [&](const Tensor& z) { return torch::autograd::grad({z.square().sum()}, {given})[0]; };
+    const auto wanted = of_values(expected);
+    EXPECT_LE(max_difference(of_values(y), wanted), 1e-4 * wanted.abs().max().item<double>());
+  }
+}
+
+TEST(Rwkv7Mixer, RefusesWhatItDoesNotHave) {
+  const auto refuses = [](auto&& change, const char* field) {
+    MixerConfig config{.mixer = "rwkv7", .hidden = 32, .heads = 2};
+    change(config);
+    test::expect_error([&] { validate(config); }, field, "rwkv7");
+  };
+  refuses([](MixerConfig& c) { c.value_heads = 4; }, "value_heads");
+  refuses([](MixerConfig& c) { c.key_dim = 8; }, "key_dim");
+  refuses([](MixerConfig& c) { c.beta_scale = 2.0; }, "beta_scale");
+  refuses([](MixerConfig& c) { c.lower_bound = -1.0; }, "lower_bound");
+  test::expect_error([] { Mixer({.mixer = "rwkv7", .hidden = 32, .heads = 2}, Initialiser(1)); }, "mixer",
+                     "a delta rule");
+  MixerConfig later{.mixer = "rwkv7", .hidden = 32, .heads = 2};
+  later.layer = 1;
+  later.layers = 2;
+  const Rwkv7Mixer mixer(later, Initialiser(1));
+  Tensor none;
+  test::expect_error([&] { mixer.forward(torch::zeros({1, 3, 32}), {}, none); }, "first_values", "first layer");
 }
 
 TEST(Mixer, PartsCanBeLeftOut) {
@@ -275,6 +357,7 @@ TEST(Mixer, OptionsAreTheirEquations) {
 
 TEST(MixerPlan, HasTheProjectionsOfTheModuleSideBySide) {
   for (const auto& preset : mixer_presets()) {
+    if (preset.rwkv7) continue;  // it has other projections
     for (const auto gate : {OutputGate::none, OutputGate::silu, OutputGate::sigmoid, OutputGate::full_sigmoid}) {
       SCOPED_TRACE(std::string(preset.name) + " gate " + std::to_string(static_cast<int>(gate)));
       const MixerConfig config{.mixer = std::string(preset.name),
@@ -305,6 +388,7 @@ TEST(MixerPlan, NamesWhatInferenceDoesNotSupport) {
   const auto refusal = [](const MixerConfig& config) { return MixerPlan(config).refusal(); };
   EXPECT_EQ(refusal({}), "");
   EXPECT_EQ(refusal({.mixer = "softmax"}), "layers of softmax attention");
+  EXPECT_EQ(refusal({.mixer = "rwkv7"}), "the mixer rwkv7");
   EXPECT_EQ(refusal({.conv = 0}), "a mixer without short convolution");
   EXPECT_EQ(refusal({.qk_activation = "relu"}), "the activation relu");
   EXPECT_EQ(refusal({.mixer = "deltanet", .qk_sum_norm = true}), "qk_norm sum");

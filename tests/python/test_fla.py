@@ -70,6 +70,50 @@ class Backend(WithFla):
             for a, b in zip(got, expected):
                 assert_close(self, a, b, what=name)
 
+    def test_functions_with_two_keys_or_several_steps(self):
+        import fla.ops.comba
+        import fla.ops.gated_delta_product
+        import fla.ops.gdn2
+        import fla.ops.rwkv7
+        from fla.ops.gated_delta_product.naive import naive_recurrent_gated_delta_product
+        from fla.ops.gdn2.naive import naive_recurrent_gdn2
+        from fla.ops.generalized_delta_rule.dplr.naive import dplr_recurrence
+
+        x, channel = inputs(tokens=40, decay="scalar"), inputs(tokens=40, decay="channel")
+        s, b, w = state(), torch.rand(x["k"].shape), torch.rand(x["v"].shape)
+        kept = {"initial_state": s, "output_final_state": True}
+        product = {**x, "q": x["q"][:, :20], "g": x["g"][:, :20], "num_householder": 2}
+        expected = naive_recurrent_gated_delta_product(**product, scale=12**-0.5, **kept)
+        gdn2 = {**{name: channel[name] for name in ("q", "k", "v", "g")}, "b": b, "w": w}
+        removal = F.normalize(x["q"], dim=-1)
+        rwkv7 = {"r": x["q"], "w": -0.6 * b, "k": x["k"], "v": x["v"], "a": -removal, "b": removal * b}
+        swapped = [rwkv7[name].transpose(1, 2) for name in ("r", "k", "v", "a", "b", "w")]
+        o, final = dplr_recurrence(*swapped, initial_state=s)
+        comba = {**x, "p": 0.7 * x["k"]}
+        for module, names, given, wanted in (
+            (fla.ops.gated_delta_product, ("chunk_gated_delta_product",), product, expected),
+            (fla.ops.gdn2, ("chunk_gdn2", "fused_recurrent_gdn2"), gdn2, naive_recurrent_gdn2(**gdn2, **kept)),
+            (fla.ops.rwkv7, ("chunk_rwkv7", "fused_recurrent_rwkv7"), {**rwkv7, "scale": 12**-0.5}, (o.transpose(1, 2), final)),
+            (fla.ops.comba, ("chunk_comba", "fused_recurrent_comba"), comba, efla.chunk_comba(**comba, **kept)),
+        ):
+            for name in names:
+                got, calls = self.counted(getattr(module, name), **given, **kept)
+                self.assertEqual(calls, 1, name)
+                for a, b in zip(got, wanted):
+                    assert_close(self, a, b, what=name)
+
+    def test_the_layer_of_deltaproduct_trains_and_decodes(self):
+        from fla.layers import GatedDeltaProduct
+
+        layer = GatedDeltaProduct(hidden_size=32, head_dim=16, num_heads=2, num_householder=3, layer_idx=0)
+        x = torch.randn(2, 70, 32)
+        y, calls = self.counted(layer, x)
+        self.assertEqual(calls, 1)
+        y[0].sum().backward()
+        self.assertTrue(all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters()))
+        with torch.no_grad():
+            assert_close(self, layer.eval()(x[:, :40])[0], y[0][:, :40].detach())  # token by token
+
     def test_gradients_and_positions(self):
         from fla.ops.kda import chunk_kda
 

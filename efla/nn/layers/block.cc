@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include <type_traits>
+
 #include "efla/autograd/layers/add_rms_norm.h"
 
 namespace efla::nn {
@@ -21,6 +23,8 @@ Block::Block(const BlockConfig& config, const Initialiser& init) : norm_eps_(con
     mixer = register_module(name, std::make_shared<Attention>(*attention, part));
   } else if (const auto& own = std::get<MixerConfig>(config.mixer); mixer_preset(own.mixer).softmax) {
     mixer = register_module(name, std::make_shared<SoftmaxMixer>(own, part));
+  } else if (mixer_preset(own.mixer).rwkv7) {
+    mixer = register_module(name, std::make_shared<Rwkv7Mixer>(own, part));
   } else {
     mixer = register_module(name, std::make_shared<Mixer>(own, part));
   }
@@ -30,9 +34,19 @@ Block::Block(const BlockConfig& config, const Initialiser& init) : norm_eps_(con
 }
 
 Stream Block::forward(const Stream& in, const Tensor& cu_seqlens) const {
-  return forward(in, [&](const Tensor& normed) {
-    return std::visit([&](const auto& own) { return own->forward(normed, cu_seqlens); }, mixer);
+  Tensor first_values = in.first_values;
+  Stream out = forward(in, [&](const Tensor& normed) {
+    const auto mix = [&]<class M>(const std::shared_ptr<M>& own) {
+      if constexpr (std::is_same_v<M, Rwkv7Mixer>) {
+        return own->forward(normed, cu_seqlens, first_values);
+      } else {
+        return own->forward(normed, cu_seqlens);
+      }
+    };
+    return std::visit(mix, mixer);
   });
+  out.first_values = first_values;
+  return out;
 }
 
 Stream Block::forward(const Stream& in, const std::function<Tensor(const Tensor&)>& mix) const {

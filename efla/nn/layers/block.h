@@ -15,6 +15,7 @@
 #include "efla/nn/layers/mixer.h"
 #include "efla/nn/layers/mlp.h"
 #include "efla/nn/layers/parameters.h"
+#include "efla/nn/layers/rwkv7_mixer.h"
 #include "efla/nn/layers/softmax_mixer.h"
 
 namespace efla::nn {
@@ -22,6 +23,7 @@ namespace efla::nn {
 // The residual stream x + branch [B, T, D]; the next norm adds the branch. An undefined branch counts as zeros.
 struct Stream {
   torch::Tensor x, branch;
+  torch::Tensor first_values = {};  // of the first layer, which layers of rwkv7 read
 };
 
 // Returns {x + branch, its RMS norm}.
@@ -47,7 +49,9 @@ class Block : public torch::nn::Module {
   // Returns whether the mixer waits for a GPU to read cu_seqlens on the CPU.
   bool waits_for_gpu() const;
 
-  std::variant<std::shared_ptr<Mixer>, std::shared_ptr<SoftmaxMixer>, std::shared_ptr<Attention>> mixer;
+  std::variant<std::shared_ptr<Mixer>, std::shared_ptr<SoftmaxMixer>, std::shared_ptr<Attention>,
+               std::shared_ptr<Rwkv7Mixer>>
+      mixer;
 
  private:
   double norm_eps_;

@@ -69,7 +69,7 @@ PackedWindows::PackedWindows(Tensor given, std::int64_t tokens, std::int64_t con
 SharedPlan begin_mixer(const MixerConfig& config, bool softmax, torch::nn::Module& mixer, const Initialiser& init) {
   validate(config);
   auto plan = std::make_shared<const MixerPlan>(config);
-  Require("mixer")(plan->preset.softmax == softmax, "mixer", "'" + config.mixer + "'",
+  Require("mixer")(plan->preset.softmax == softmax && !plan->preset.rwkv7, "mixer", "'" + config.mixer + "'",
                    softmax ? "softmax" : "a delta rule");
   for (const auto& [name, columns] : plan->joint().first(MixerPlan::kQkv)) {
     add_projection(mixer, init, name, columns.count, config.hidden);

@@ -11,6 +11,17 @@ namespace {
 
 constexpr std::int64_t kMaxMixerWidth = 1 << 16, kMaxStepsPerToken = 16;
 
+// Replaces ranks that are 0 by multiples of 32 near factor · √D, for the pairs inside of heads times K/64.
+void complete(LowRanks& ranks, std::int64_t width, std::int64_t key_dim) {
+  const double root = std::sqrt(static_cast<double>(width)), wide = static_cast<double>(key_dim) / 64.0;
+  for (auto [rank, size] : {std::pair{&ranks.decay, 2.5 * root * wide},
+                            {&ranks.a, 2.5 * root * wide},
+                            {&ranks.value, 1.7 * root * wide},
+                            {&ranks.gate, 5.0 * root}}) {
+    if (*rank == 0) *rank = std::max<std::int64_t>(32, 32 * std::llrint(size / 32.0));
+  }
+}
+
 // Replaces sizes that are 0 by their defaults.
 MixerConfig completed(MixerConfig config) {
   const Require require("mixer");
@@ -22,6 +33,7 @@ MixerConfig completed(MixerConfig config) {
             "a divisor of hidden, " + std::to_string(config.hidden));
     *size = config.hidden / config.heads;
   }
+  if (mixer_preset(config.mixer).rwkv7) complete(config.low_ranks, config.hidden, config.key_dim);
   return config;
 }
 
@@ -30,6 +42,28 @@ DeltaRule rule_of(const MixerConfig& config, const MixerPreset& preset, Gate gat
   rule.decay = gate == Gate::none ? Decay::none : is_by_channel(gate) ? Decay::channel : Decay::scalar;
   rule.qk_l2norm = rule.qk_l2norm && !config.qk_sum_norm;
   return rule;
+}
+
+}  // namespace
+
+namespace {
+
+void validate_rwkv7(const MixerConfig& config, const Require& require) {
+  require(config.value_heads == config.heads, "value_heads", config.value_heads,
+          "equal to heads for rwkv7, " + std::to_string(config.heads));
+  require(config.heads * config.key_dim == config.hidden, "key_dim", config.key_dim, "hidden / heads for rwkv7");
+  require(config.output_norm, "output_norm", false, "true for rwkv7");
+  require(config.learned_beta, "learned_beta", false, "true for rwkv7, which has no β");
+  require(config.beta_scale == 1.0, "beta_scale", config.beta_scale, "1 for rwkv7, which has no β");
+  require(!config.lower_bound, "lower_bound", config.lower_bound.value_or(0.0), "none, as the decay of rwkv7 has one");
+  require(config.qk_activation == "silu", "qk_activation", "'" + config.qk_activation + "'",
+          "silu, the default, as rwkv7 has no activation there");
+  require(config.layers >= 1 && config.layer >= 0 && config.layer < config.layers, "layer", config.layer,
+          "an index of the layers, " + std::to_string(config.layers));
+  const auto& ranks = config.low_ranks;
+  for (const std::int64_t rank : {ranks.decay, ranks.a, ranks.value, ranks.gate}) {
+    require.count("low_ranks", rank, kMaxMixerWidth);
+  }
 }
 
 }  // namespace
@@ -65,6 +99,7 @@ void validate(const MixerConfig& given) {
   require(!config.qk_sum_norm || preset.steps_per_token == 1, "qk_sum_norm", true, "false for " + config.mixer);
   require(config.learned_beta || preset.erase_key != EraseKey::gated, "learned_beta", false,
           "true for " + config.mixer + ", which has no β beside b");
+  if (preset.rwkv7) validate_rwkv7(config, require);
   require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
   if (preset.softmax) {
     require(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
@@ -102,6 +137,7 @@ Columns MixerPlan::add(std::string name, std::int64_t count) {
 
 std::string MixerPlan::refusal() const {
   if (preset.softmax) return "layers of softmax attention";
+  if (preset.rwkv7) return "the mixer " + config.mixer;
   if (config.conv == 0) return "a mixer without short convolution";
   if (config.qk_activation != "silu") return "the activation " + config.qk_activation;
   return config.qk_sum_norm ? "qk_norm sum" : "";

@@ -32,6 +32,12 @@ constexpr GateActivation activation_of(OutputGate gate) {
   return gate == OutputGate::silu ? GateActivation::silu : GateActivation::sigmoid;
 }
 
+// The inner sizes of RWKV-7's pairs of projections: of the decay, of a (how much of the key is erased), of the mixing
+// of values with the first layer's, and of the output gate. 0: as flash-linear-attention's layer, by D and K.
+struct LowRanks {
+  std::int64_t decay = 0, a = 0, value = 0, gate = 0;
+};
+
 struct MixerConfig {
   std::string mixer = "efla";  // a name of mixer_presets()
   std::int64_t hidden = 64;    // width D of input and output
@@ -50,6 +56,10 @@ struct MixerConfig {
   // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
   std::optional<double> lower_bound = {};
   double norm_eps = 1e-6;  // of the output norm
+
+  // Of rwkv7, whose layers differ: the index of the layer in the model, and the number of layers.
+  std::int64_t layer = 0, layers = 1;
+  LowRanks low_ranks = {};
 };
 
 // Throws Error that names the field.
@@ -80,8 +90,8 @@ struct MixerPlan {
   // Plans a mixer for a configuration that validate accepts.
   explicit MixerPlan(const MixerConfig& config);
 
-  // Returns the property of the mixer that inference does not support: softmax attention, no short convolution, another
-  // activation than silu, or qk_norm sum. Returns "" if there is none.
+  // Returns the property of the mixer that inference does not support: softmax attention, rwkv7, no short convolution,
+  // another activation than silu, or qk_norm sum. Returns "" if there is none.
   std::string refusal() const;
 
   // Returns the projections that training multiplies as one weight: all except a gate of full rank. A product with it

@@ -54,9 +54,20 @@ BlockConfig LanguageModel::block_config(std::int64_t index) const {
   if (config_.is_attention(index)) {
     block.mixer = config_.attention_config();
   } else {
-    block.mixer = config_.mixer_config();
+    MixerConfig mixer = config_.mixer_config();
+    mixer.layer = index;
+    mixer.layers = config_.num_hidden_layers;
+    block.mixer = mixer;
   }
   return block;
+}
+
+void LanguageModel::set_recompute(bool recompute) {
+  if (recompute && mixer_preset(config_.mixer).rwkv7) {
+    throw Error(kName, "recompute", "true",
+                "false for " + config_.mixer + ", whose layers read values of the first one");
+  }
+  recompute_ = recompute;
 }
 
 std::int64_t LanguageModel::parameter_count() const {
@@ -142,6 +153,8 @@ LanguageModelState LanguageModel::initial_state(std::int64_t batch) const {
   for (const auto& layer : layers_) {
     if (const auto* mixer = std::get_if<std::shared_ptr<Mixer>>(&layer->mixer)) {
       state.layers.emplace_back((*mixer)->initial_state(batch));
+    } else if (const auto* rwkv7 = std::get_if<std::shared_ptr<Rwkv7Mixer>>(&layer->mixer)) {
+      state.layers.emplace_back((*rwkv7)->initial_state(batch));
     } else {
       state.layers.emplace_back(std::get<std::shared_ptr<Attention>>(layer->mixer)->initial_cache(batch));
     }
@@ -154,6 +167,9 @@ Tensor LanguageModel::mix(std::size_t index, const Tensor& normed, LanguageModel
   auto& memory = state.layers[index];
   if (const auto* mixer = std::get_if<std::shared_ptr<Mixer>>(&own)) {
     return (*mixer)->forward(normed, std::get<MixerState>(memory));
+  }
+  if (const auto* rwkv7 = std::get_if<std::shared_ptr<Rwkv7Mixer>>(&own)) {
+    return (*rwkv7)->forward(normed, std::get<MixerState>(memory), state.first_values);
   }
   return std::get<std::shared_ptr<Attention>>(own)->forward(normed, std::get<KeyValueCache>(memory));
 }
@@ -174,16 +190,22 @@ Tensor LanguageModel::logits_of(const Tensor& hidden) const {
 Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
   const Tensor x = stack_output(ids, [&](std::size_t i, const Tensor& normed) { return mix(i, normed, state); });
   state.tokens += ids.size(1);
+  state.first_values.reset();
   return x;
 }
 
 Tensor LanguageModel::advance_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
   if (config_.has_attention()) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
   const PackedWindows windows(cu_seqlens, ids.size(1), config_.mixer_config().conv);
-  return stack_output(ids, [&](std::size_t i, const Tensor& normed) {
-    const auto& mixer = std::get<std::shared_ptr<Mixer>>(layers_[i]->mixer);
-    return mixer->forward(normed, windows, std::get<MixerState>(state.layers[i]));
+  const Tensor x = stack_output(ids, [&](std::size_t i, const Tensor& normed) {
+    auto& memory = std::get<MixerState>(state.layers[i]);
+    if (const auto* rwkv7 = std::get_if<std::shared_ptr<Rwkv7Mixer>>(&layers_[i]->mixer)) {
+      return (*rwkv7)->forward(normed, windows, memory, state.first_values);
+    }
+    return std::get<std::shared_ptr<Mixer>>(layers_[i]->mixer)->forward(normed, windows, memory);
   });
+  state.first_values.reset();
+  return x;
 }
 
 Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) const {

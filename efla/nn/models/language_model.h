@@ -31,7 +31,7 @@ class LanguageModel : public torch::nn::Module {
   std::int64_t parameter_count() const;
 
   // Sets activation checkpointing: only each layer's input is kept, and the backward computes the layer again.
-  void set_recompute(bool recompute) { recompute_ = recompute; }
+  void set_recompute(bool recompute);
 
   // Maps ids [B, T] to the input of the head, [B, T, D].
   torch::Tensor hidden(const torch::Tensor& ids, const torch::Tensor& cu_seqlens = {}) const;

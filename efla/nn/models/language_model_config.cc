@@ -78,6 +78,11 @@ MixerConfig LanguageModelConfig::mixer_config() const {
   config.lower_bound = lower_bound;
   if (safe_gate || preset.gate == Gate::safe_channel) config.lower_bound = lower_bound.value_or(kGateLowerBound);
   config.norm_eps = norm_eps;
+  if (preset.rwkv7) {
+    config.conv = 2;  // the token shift
+    config.output_gate = OutputGate::none;
+    config.low_ranks = {decay_low_rank_dim, a_low_rank_dim, v_low_rank_dim, gate_low_rank_dim};
+  }
   return config;
 }
 
@@ -134,6 +139,10 @@ void validate(const LanguageModelConfig& config) {
     (config.is_attention(layer) ? any_attention : any_mixer) = true;
   }
   if (any_mixer) validate(config.mixer_config());
+  if (any_mixer && preset.rwkv7) {
+    require(!config.is_attention(0), "attn.layers", 0, "others, as layers of rwkv7 read values of the first layer");
+    require(config.use_gate.value_or(true), "use_gate", false, "true for rwkv7");
+  }
   if (any_attention) {
     const AttentionConfig attention = config.attention_config();
     require(config.hidden_size % (2 * attention.heads) == 0,

@@ -40,6 +40,9 @@ struct LanguageModelConfig {
   std::int64_t attention_kv_heads = 0;              // 0: attention_heads
   double rope_theta = 10000.0;
 
+  // Of rwkv7, as LowRanks.
+  std::int64_t decay_low_rank_dim = 0, a_low_rank_dim = 0, v_low_rank_dim = 0, gate_low_rank_dim = 0;
+
   double hidden_ratio = 4.0;           // the MLP has the width 256 ⌈⌊2/3 · hidden_ratio · hidden_size⌋ / 256⌉
   std::int64_t intermediate_size = 0;  // width of the MLP; 0: by hidden_ratio
   double norm_eps = 1e-6;

@@ -68,6 +68,10 @@ void read_efla(const Fields& fields, LanguageModelConfig& config) {
   fields.read("safe_gate", config.safe_gate);
   fields.read("lower_bound", config.lower_bound);
   fields.read("num_householder", config.num_householder);
+  fields.read("decay_low_rank_dim", config.decay_low_rank_dim);
+  fields.read("a_low_rank_dim", config.a_low_rank_dim);
+  fields.read("v_low_rank_dim", config.v_low_rank_dim);
+  fields.read("gate_low_rank_dim", config.gate_low_rank_dim);
 }
 
 LanguageModelConfig read_delta_net(const Fields& fields) {
@@ -129,7 +133,6 @@ LanguageModelConfig read_gated_deltaproduct(const Fields& fields) {
   config.num_householder = 1;
   read_common(fields, config);
   fields.read("head_dim", config.head_dim);
-  fields.read("num_v_heads", config.num_v_heads);
   fields.read("use_output_gate", config.use_gate);
   fields.read("num_householder", config.num_householder);
   bool has_decay = false;
@@ -193,7 +196,7 @@ const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer
     if (c.mixer == "gdn") return "gated_deltanet";
     if (c.mixer == "kda" && gated) return "kda";
     if (c.mixer == "comba" && !c.allow_neg_eigval) return "comba";
-    if (c.mixer == "deltaproduct" || c.mixer == "gated-deltaproduct") return "gated_deltaproduct";
+    if ((c.mixer == "deltaproduct" || c.mixer == "gated-deltaproduct") && !grouped) return "gated_deltaproduct";
   }
   return "efla";
 }
@@ -245,7 +248,8 @@ json to_json(const LanguageModelConfig& c) {
                                                                        : "GatedDeltaNetForCausalLM"});
     out["head_dim"] = mixer.key_dim;
     out["expand_v"] = static_cast<double>(mixer.value_dim) / static_cast<double>(mixer.key_dim);
-    out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
+    if (type != "gated_deltaproduct")
+      out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
     if (type == "kda") {
       out["safe_gate"] = c.safe_gate;
       out["lower_bound"] = optional_json(mixer.lower_bound);
@@ -275,6 +279,12 @@ json to_json(const LanguageModelConfig& c) {
     out["safe_gate"] = c.safe_gate;
     out["lower_bound"] = optional_json(c.lower_bound);
     if (c.num_householder > 0) out["num_householder"] = c.num_householder;
+    for (const auto& [name, rank] : {std::pair{"decay_low_rank_dim", c.decay_low_rank_dim},
+                                     {"a_low_rank_dim", c.a_low_rank_dim},
+                                     {"v_low_rank_dim", c.v_low_rank_dim},
+                                     {"gate_low_rank_dim", c.gate_low_rank_dim}}) {
+      if (rank > 0) out[name] = rank;
+    }
   }
   return out;
 }

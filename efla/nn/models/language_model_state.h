@@ -26,6 +26,7 @@ struct LanguageModelState {
   std::int64_t batch = 0;   // B sequences
   std::int64_t tokens = 0;  // tokens per sequence so far; of the longest sequence in a joined state
   std::vector<std::variant<MixerState, KeyValueCache>> layers;
+  torch::Tensor first_values = {};  // of the call in progress: what its layers of rwkv7 read of the first one
   torch::Tensor starts = {};  // [B] int64: slots of the first tokens in a joined state's caches of keys and values
   std::shared_ptr<DecodeCache> decode = {};  // what GpuDecoder keeps for these tensors
 
