@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -179,6 +180,45 @@ TEST_P(EngineModelTest, SeveralRepliesToAPromptAreTheRepliesToItWithOtherSeeds) 
 
 INSTANTIATE_TEST_SUITE_P(SoftmaxAttention, EngineModelTest, testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "InOneLayer" : "InNone"); });
+
+// Mixers with two keys or several steps per token: the state of a text is continued, rolled back and forked by every
+// engine that takes the mixer.
+TEST(EngineModels, MixersOfSeveralKeysContinueRewindAndFork) {
+  for (const char* mixer : {"gdn2", "comba", "gated-deltaproduct", "deltaproduct-neg", "rwkv7"}) {
+    SCOPED_TRACE(mixer);
+    auto config = test::tiny_model().config();
+    config.mixer = mixer;
+    const auto model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(4));
+    // One engine at a time, because the threads of several wait for each other.
+    std::vector<std::function<std::unique_ptr<LocalEngine>()>> engines{
+        [&] { return torch_engine(model, false); }, [&] { return torch_engine(model, true); },
+        [&] { return engine_of(make_gpu_model(model, nn::WeightType::float32, 258), *model); }};
+    if (nn::MixerPlan(config.mixer_config()).refusal().empty()) {
+      engines.emplace_back([&] { return engine_of(make_cpu_model(*model, nn::WeightType::float32), *model); });
+    }
+    const auto continued = [](Engine& engine, const std::string& session) {
+      auto more = drawn(" and", 8, 3);
+      more.session = session;
+      return reply(engine, more).ids;
+    };
+    std::vector<std::vector<std::int32_t>> expected;  // by the first engine
+    for (const auto& make : engines) {
+      const auto engine = make();
+      std::vector<std::vector<std::int32_t>> ids{
+          reply(*engine, in_session(drawn(std::string(70, 'x'), 10, 2), "", "text")).ids};
+      engine->fork("text", "copy");
+      const std::string saved = engine->save("text");
+      ids.push_back(continued(*engine, "text"));
+      reply(*engine, rewind_of("text", 7));
+      ids.push_back(continued(*engine, "text"));
+      engine->load("loaded", saved);
+      for (const char* same : {"copy", "loaded"}) EXPECT_EQ(continued(*engine, same), ids[1]) << same;
+      EXPECT_NE(ids[2], ids[1]);
+      if (expected.empty()) expected = ids;
+      EXPECT_EQ(ids, expected);
+    }
+  }
+}
 
 TEST(EngineModels, SeveralRepliesEndWithTheirRequest) {
   const auto engine = tiny_engine();
