@@ -120,7 +120,9 @@ TEST_F(ServiceMessagesTest, AConversationIsTheSameAsAChats) {
         {"role": "user", "content": [
           {"type": "tool_result", "tool_use_id": "1", "content": "rain"},
           {"type": "tool_result", "tool_use_id": "2", "is_error": true, "content": [{"type": "text", "text": "bad"}]},
-          {"type": "text", "text": "and", "cache_control": {"type": "ephemeral"}}]}]})");
+          {"type": "text", "text": "and", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": [{"type": "text", "text": "w"}, {"type": "tool_result", "tool_use_id": "3"}]},
+        {"role": "user", "content": []}]})");
   // nlohmann::json sorts names; the order of a call's input is the client's.
   auto text = body.dump();
   const std::string sorted = R"({"y":2,"z":1})";
@@ -129,7 +131,7 @@ TEST_F(ServiceMessagesTest, AConversationIsTheSameAsAChats) {
   EXPECT_EQ(prompt(),
             R"([{"type": "function", "function": {"name": "get", "parameters": {"a": {}, "b": 1}}}])"
             R"(<system>/st<user>/uv<assistant>why/look[1 get {"z": 1, "y": 2}][2 get {}]<tool>/rain1<tool>/bad2)"
-            R"(<user>/and<assistant><think>)");
+            R"(<user>/and<user>/w<tool>/3<user>/<assistant><think>)");
   EXPECT_EQ(engine_->last().cache_after.size(), 2U);
 }
 
@@ -167,6 +169,14 @@ TEST_F(ServiceMessagesTest, SaysWhyAReplyEnded) {
   const auto nothing = post("/v1/messages", ask_of({{"max_tokens", 0}}));
   EXPECT_EQ(nothing["content"], json::array());
   EXPECT_EQ(streamed(ask_of({{"max_tokens", 0}}))["content"], json::array());
+}
+
+TEST_F(ServiceMessagesTest, MoreTokensThanTheServersLimitCountAsTheLimit) {
+  options_.max_tokens = 7;
+  start("Hello");
+  const auto reply = post("/v1/messages", ask_of({{"max_tokens", 32000}}));
+  EXPECT_EQ(reply["usage"]["output_tokens"], 7);
+  EXPECT_EQ(reply["stop_reason"], "max_tokens");
 }
 
 TEST_F(ServiceMessagesTest, ACallThatIsCutOffHasItsCompleteMembers) {
@@ -208,8 +218,6 @@ TEST_F(ServiceMessagesTest, RefusesByNameInAnthropicsShape) {
   refused(blocks("user", R"([{"type": "document"}])"), "messages[0].content[0].type: got \"document\"");
   refused(blocks("assistant", R"([{"type": "redacted_thinking"}])"), "got \"redacted_thinking\"");
   refused(blocks("user", R"([{"type": "tool_use"}])"), "expected text or tool_result");
-  refused(blocks("user", R"([{"type": "text", "text": "a"}, {"type": "tool_result", "tool_use_id": "1"}])"),
-          "before the blocks of type text");
   refused(blocks("assistant", R"([{"type": "tool_use", "id": "1", "name": "a", "input": "b"}])"), "content[0].input");
   refused(blocks("user", R"([{"type": "text", "text": "a", "x": 1}])"), "messages[0].content[0].x");
   refused(blocks("tool", R"("a")"), "messages[0].role: got \"tool\"");

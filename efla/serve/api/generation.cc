@@ -150,6 +150,8 @@ void Generation::prepare() {
   check_model(context_, request_.model);
   const auto& options = context_.options;
   if (!request_.max_tokens) request_.max_tokens = options.max_tokens;
+  // Clients of Anthropic's API always name a number, usually a large one.
+  if (request_.shape == Shape::message) request_.max_tokens = std::min(*request_.max_tokens, options.max_tokens);
   if (*request_.max_tokens > options.max_tokens) {
     const std::string field = request_.max_tokens_field;
     throw ApiError(400,

@@ -64,24 +64,26 @@ ChatMessage read_result(const Fields& block, std::string_view written, const std
   return result;
 }
 
-// Reads a message of a user. The results of calls come before the text of the same message.
+// Reads a message of a user. The results of calls are messages of their own, in the order of the blocks.
 void read_user(const Fields& message, std::string_view written, const std::string& field,
                std::vector<ChatMessage>& chat) {
-  ChatMessage user{.role = "user", .field = field};
-  bool has_text = false, has_result = false;
+  bool in_text = false, has_block = false;
+  const auto user = [&]() -> ChatMessage& {
+    if (!std::exchange(in_text, true)) chat.push_back({.role = "user", .field = field});
+    return chat.back();
+  };
   for_each_block(message, "content", written, [&](const Fields& block, const std::string& type, std::string_view text) {
+    has_block = true;
     if (type == "text") {
-      read_text_block(block, user);
-      has_text = true;
+      read_text_block(block, user());
     } else if (type == "tool_result") {
-      if (has_text) block.refuse("type", "the blocks of type tool_result before the blocks of type text");
       chat.push_back(read_result(block, text, field));
-      has_result = true;
+      in_text = false;
     } else {
       refuse_block(block, "text or tool_result");
     }
   });
-  if (has_text || !has_result) chat.push_back(std::move(user));
+  if (!has_block) user();
 }
 
 // Reads a call. Its arguments are what the client wrote, so that a template shows the text that the model wrote.
