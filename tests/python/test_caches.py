@@ -9,7 +9,7 @@ import warnings
 import torch
 from support import assert_close
 
-from efla.layers import EFLA, GatedDeltaNet, KimiDeltaAttention
+from efla.layers import EFLA, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention
 
 
 def stack():
@@ -18,6 +18,7 @@ def stack():
         EFLA(hidden_size=24, num_heads=2, layer_idx=0),
         GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, layer_idx=2),
         KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2, layer_idx=1),
+        GatedDeltaProduct(hidden_size=24, head_dim=8, num_heads=2, layer_idx=3),
     ]
 
 

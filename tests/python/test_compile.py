@@ -6,7 +6,7 @@ import torch
 from support import assert_close, inputs, state
 
 import efla
-from efla.layers import EFLA, GatedDeltaNet, KimiDeltaAttention
+from efla.layers import EFLA, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention
 
 
 @unittest.skipUnless(hasattr(torch, "compile"), "torch.compile came with PyTorch 2")
@@ -65,6 +65,7 @@ class Compile(unittest.TestCase):
         for layer in (
             EFLA(hidden_size=24, num_heads=2),
             GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, num_v_heads=4),
+            GatedDeltaProduct(hidden_size=24, head_dim=8, num_heads=2, num_householder=3),
             KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2),
         ):
             torch._dynamo.reset()

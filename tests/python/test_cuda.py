@@ -198,7 +198,7 @@ class Cuda(unittest.TestCase):
         torch.manual_seed(0)
         x = torch.randn(2, 70, 64)
         made = [make(hidden_size=64, num_heads=4) for make in (efla.layers.EFLA, efla.layers.DeltaNet)]
-        gated = (efla.layers.GatedDeltaNet, efla.layers.KimiDeltaAttention)
+        gated = (efla.layers.GatedDeltaNet, efla.layers.GatedDeltaProduct, efla.layers.KimiDeltaAttention)
         made += [make(hidden_size=64, head_dim=16, num_heads=4) for make in gated]
         for layer in made:
             layer.requires_grad_(False)

@@ -10,7 +10,7 @@ import torch
 from support import assert_close
 
 import efla
-from efla.layers import EFLA, RULES, DeltaNet, GatedDeltaNet, KimiDeltaAttention, Mixer, Rule, Sizes
+from efla.layers import EFLA, RULES, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention, Mixer, Rule, Sizes
 
 CONV = {f"{x}_conv1d.weight": [size, 1, 4] for x, size in (("q", 32), ("k", 32))}
 QK = {f"{x}_proj.weight": [32, 24] for x in "qk"}
@@ -49,6 +49,23 @@ PARAMETERS = [
         },
     ),
     (
+        GatedDeltaProduct(hidden_size=24, head_dim=16, num_heads=2, num_v_heads=4, num_householder=3, use_output_gate=False),
+        {
+            "q_proj.weight": [32, 24],
+            "k_proj.weight": [96, 24],
+            "v_proj.weight": [384, 24],
+            "b_proj.weight": [12, 24],
+            "q_conv1d.weight": [32, 1, 4],
+            "k_conv1d.weight": [96, 1, 4],
+            "v_conv1d.weight": [384, 1, 4],
+            "a_proj.weight": [4, 24],
+            "A_log": [4],
+            "dt_bias": [4],
+            "o_norm.weight": [32],
+            "o_proj.weight": [24, 128],
+        },
+    ),
+    (
         KimiDeltaAttention(hidden_size=24, head_dim=16, num_heads=2, num_v_heads=4, expand_v=0.5),
         {
             **QK,
@@ -73,6 +90,7 @@ PARAMETERS = [
 ARGUMENTS = {
     "DeltaNet": {"hidden_size": 24, "num_heads": 2, "use_gate": True},
     "GatedDeltaNet": {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "num_v_heads": 4},
+    "GatedDeltaProduct": {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "num_v_heads": 4},
     "KimiDeltaAttention": {"hidden_size": 24, "head_dim": 8, "num_heads": 2},
     "EFLA": {"hidden_size": 24, "num_heads": 2, "rule": "efla-adaptive"},
 }
@@ -90,6 +108,10 @@ def layers():
             hidden_size=24, head_dim=8, num_heads=2, safe_gate=True, lower_bound=-5.0, use_short_conv=False, layer_idx=0
         ),
         EFLA(hidden_size=24, num_heads=2, layer_idx=0),
+        GatedDeltaProduct(hidden_size=24, head_dim=8, num_heads=2, num_v_heads=4, num_householder=3, layer_idx=2),
+        GatedDeltaProduct(
+            hidden_size=24, head_dim=8, num_heads=2, use_forget_gate=False, allow_neg_eigval=False, use_short_conv=False, layer_idx=2
+        ),
     ]
 
 

@@ -34,6 +34,7 @@ class Rule:
     decay: Optional[str] = None  # scalar: one per head; channel: one per key channel
     lower_bound: Optional[float] = None  # of the logarithm of the decay per channel
     safe_gate: bool = False  # whether A_log starts at 0, as flash-linear-attention starts it for safe_gate
+    steps: int = 1  # n, per token, each with keys, values and β of its own
 
 
 def _rule_of(name: str) -> Rule:
@@ -118,12 +119,14 @@ class Mixer(nn.Module):
         self.mode, self.layer_idx = mode, layer_idx
         self.allow_neg_eigval, self.qk_activation = allow_neg_eigval, qk_activation
         keys, values = sizes.heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
+        if not isinstance(rule.steps, Integral) or rule.steps < 1:
+            raise mistake(type(self).__name__, "num_householder", repr(rule.steps), "a whole number of at least 1")
 
         self.q_proj = nn.Linear(sizes.hidden, keys, bias=False)
-        self.k_proj = nn.Linear(sizes.hidden, keys, bias=False)
-        self.v_proj = nn.Linear(sizes.hidden, values, bias=False)
+        self.k_proj = nn.Linear(sizes.hidden, rule.steps * keys, bias=False)
+        self.v_proj = nn.Linear(sizes.hidden, rule.steps * values, bias=False)
         if rule.beta != "one":
-            self.b_proj = nn.Linear(sizes.hidden, sizes.value_heads, bias=False)
+            self.b_proj = nn.Linear(sizes.hidden, rule.steps * sizes.value_heads, bias=False)
         if rule.adaptive:
             self.alpha = nn.Parameter(torch.empty(sizes.value_heads))
         self._add_decay()
@@ -131,8 +134,8 @@ class Mixer(nn.Module):
         if use_short_conv:
             qk = "silu" if qk_activation == "silu" else None
             self.q_conv1d = ShortConvolution(keys, conv_size, conv_bias, qk)
-            self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, qk)
-            self.v_conv1d = ShortConvolution(values, conv_size, conv_bias)
+            self.k_conv1d = ShortConvolution(rule.steps * keys, conv_size, conv_bias, qk)
+            self.v_conv1d = ShortConvolution(rule.steps * values, conv_size, conv_bias)
         if gate == "silu":
             self.g_proj: nn.Module = nn.Linear(sizes.hidden, values, bias=False)
         elif gate == "sigmoid":
@@ -261,7 +264,7 @@ class Mixer(nn.Module):
     def _qkv(
         self, x: Tensor, conv_state: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...] | None]:
-        """q, k [B, T, H, K], v [B, T, HV, V] after convolution and activation, and the state of the convolutions."""
+        """q [B, T, H, K], k [B, T·n, H, K], v [B, T·n, HV, V] after convolution and activation, and the state of the convolutions."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         next_state = None
         if self.use_short_conv:
@@ -275,17 +278,25 @@ class Mixer(nn.Module):
         if not self.use_short_conv or self.qk_activation != "silu":
             activation = _ACTIVATIONS[self.qk_activation]
             q, k = activation(q), activation(k)
-        q, k = q.unflatten(2, (self.sizes.heads, -1)), k.unflatten(2, (self.sizes.heads, -1))
+        q, k = q.unflatten(2, (self.sizes.heads, -1)), self._by_steps(k, self.sizes.heads)
         if self.rule.qk_norm == "sum":
             q, k = F.normalize(q, p=1.0, dim=-1, eps=1e-6), F.normalize(k, p=1.0, dim=-1, eps=1e-6)
-        return q, k, v.unflatten(2, (self.sizes.value_heads, -1)), next_state
+        return q, k, self._by_steps(v, self.sizes.value_heads), next_state
+
+    def _by_steps(self, x: Tensor, heads: int) -> Tensor:
+        """x [B, T, n · heads · dim] as [B, T·n, heads, dim]."""
+        if self.rule.steps == 1:
+            return x.unflatten(2, (heads, -1))
+        return x.unflatten(2, (self.rule.steps, heads, -1)).flatten(1, 2)
 
     def _beta(self, x: Tensor) -> Tensor:
-        """β [B, T, HV]."""
+        """β [B, T·n, HV]."""
         if self.rule.beta == "one":
-            beta = x.new_ones(*x.shape[:2], self.sizes.value_heads)
+            beta = x.new_ones(x.shape[0], x.shape[1] * self.rule.steps, self.sizes.value_heads)
         else:
             b = widen(self.b_proj(x))
+            if self.rule.steps > 1:
+                b = b.unflatten(2, (self.rule.steps, -1)).flatten(1, 2)
             beta = torch.sigmoid(b) if self.rule.beta == "sigmoid" else F.softplus(b)
         if self.rule.adaptive:
             beta = beta * F.softplus(self.alpha)
@@ -311,7 +322,9 @@ class Mixer(nn.Module):
             "erase_scale": rule.erase_scale,
             "write_scale": rule.write_scale,
         }
-        one_token = q.shape[1] == 1 and q.shape[0] > 0 and cu_seqlens is None and not torch.is_grad_enabled()
+        if cu_seqlens is not None and rule.steps > 1:
+            cu_seqlens = cu_seqlens * rule.steps
+        one_token = q.shape[1] == 1 and rule.steps == 1 and q.shape[0] > 0 and cu_seqlens is None and not torch.is_grad_enabled()
         if one_token and use_cache and state is not None and not state.requires_grad:
             g = None if g is None else g[:, 0]
             return delta_rule_step(q[:, 0], k[:, 0], v[:, 0], beta[:, 0], state, g, **choices).unsqueeze(1), state
@@ -327,5 +340,6 @@ class Mixer(nn.Module):
             output_final_state=use_cache,
             cu_seqlens=cu_seqlens,
             implementation="recurrent" if self.mode == "fused_recurrent" else "auto",
+            steps_per_token=rule.steps,
             **choices,
         )[:2]

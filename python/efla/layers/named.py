@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from efla._choices import Activation, GateActivation, Mode, Normalization, RuleName
-from efla.layers.mixer import RULES, Mixer, Sizes
+from efla.layers.mixer import RULES, Mixer, Rule, Sizes
 from efla.ops._check import check_lower_bound
 
 
@@ -171,6 +171,48 @@ class GatedDeltaNet(Mixer):
             mode=mode,
             gate="silu" if use_gate else None,
             gate_activation=output_gate_activation,
+            allow_neg_eigval=allow_neg_eigval,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+        )
+
+
+class GatedDeltaProduct(Mixer):
+    """Gated DeltaProduct: num_householder steps of the delta rule per token, with a decay before the first. Forward as Mixer."""
+
+    def __init__(
+        self,
+        hidden_size: int = 2048,
+        expand_v: float = 2,
+        head_dim: int = 256,
+        num_heads: int = 6,
+        num_v_heads: int | None = None,
+        mode: Mode = "chunk",
+        use_output_gate: bool = True,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        layer_idx: int | None = None,
+        norm_eps: float = 1e-5,
+        use_forget_gate: bool = True,
+        allow_neg_eigval: bool = True,
+        num_householder: int = 2,
+    ) -> None:
+        """Makes the layer with fla.layers.GatedDeltaProduct's arguments. They are GatedDeltaNet's, and:
+
+        Args:
+            use_output_gate: whether the output has a gate.
+            use_forget_gate: whether there is a decay per head.
+            num_householder: n, the steps per token, each with keys, values and a β of its own.
+        """
+        super().__init__(
+            _of_heads("GatedDeltaProduct", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
+            Rule("euler", qk_norm="l2", decay="scalar" if use_forget_gate else None, steps=num_householder),
+            mode=mode,
+            gate="silu" if use_output_gate else None,
             allow_neg_eigval=allow_neg_eigval,
             use_short_conv=use_short_conv,
             conv_size=conv_size,
