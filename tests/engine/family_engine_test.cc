@@ -128,6 +128,36 @@ TEST(FamilyEngines, AModelMayHaveAttentionOnly) {
   EXPECT_EQ(reply(*other, more), reply(*engine, more));
 }
 
+// A chat of an agent, with and without a head for drafts: each turn and each branch begins from the state at the end of
+// the longest earlier prompt with the same beginning, and the states share its pages.
+TEST(FamilyEngines, AGrowingChatHitsTheCacheAtEveryTurnAndBranch) {
+  const FamilyFolder folder(false, {"linear_attention", "full_attention"}, true);
+  for (const std::int64_t draft_head : {0, 3}) {
+    const auto cached = folder.engine({.draft_head = draft_head});
+    const auto plain = folder.engine({.cache_memory = 0, .draft_head = draft_head});
+    const auto hits = [&](const std::string& prompt) {
+      const auto request = request_of(prompt, 12);
+      const auto before = cached->statistics().cache_hits;
+      EXPECT_EQ(reply(*cached, request), reply(*plain, request));
+      return cached->statistics().cache_hits - before;
+    };
+    const auto known = [](std::size_t tokens) { return (tokens - 1) / 64 * 64; };
+    std::vector<std::string> turns{std::string(200, 's')};
+    EXPECT_EQ(hits(turns[0]), 0U);
+    for (std::size_t i = 1; i < 20; ++i) {
+      turns.push_back(turns.back() + std::string(65 + i * 37 % 150, static_cast<char>('a' + i)));
+      EXPECT_EQ(hits(turns[i]), known(turns[i - 1].size())) << "turn " << i;
+    }
+    const auto now = cached->statistics();
+    const auto pages = known(turns.back().size()) / 64;
+    EXPECT_EQ(now.cache_entries, 20);
+    EXPECT_EQ(now.cache_bytes, 20 * now.slot_bytes + pages * now.page_bytes);
+    for (const std::size_t i : {15, 4, 15}) {
+      EXPECT_EQ(hits(turns[i] + "other" + std::to_string(i)), known(turns[i].size())) << "branch at " << i;
+    }
+  }
+}
+
 TEST_P(FamilyEngine, ASessionSavedAndLoadedInAnotherEngineGoesOn) {
   const auto first = engine(), second = engine();
   auto request = drawn(5);
