@@ -263,8 +263,8 @@ struct GenerateArguments {
 
 // Throws Error for weights that the device does not take.
 void require_weights(const std::string& command, const std::string& weights, const c10::Device& device) {
-  if (nn::parse_weight_type(weights) != nn::WeightType::int8 || device.is_cpu()) return;
-  throw Error(command, "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+  if (!nn::is_integer(nn::parse_weight_type(weights)) || device.is_cpu()) return;
+  throw Error(command, "--weights", weights + " on a GPU", "float32, bfloat16, or --device cpu");
 }
 
 void bench_generate(GenerateArguments& arguments) {

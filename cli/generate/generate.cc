@@ -335,8 +335,8 @@ void run(const GenerateArguments& arguments) {
   options.on_gpu = choose_model_device("generate", arguments.device, arguments.model).is_cuda();
   options.weights = arguments.weights;
   options.kv_cache_type = arguments.kv_cache_type;
-  if (options.on_gpu && nn::parse_weight_type(options.weights) == nn::WeightType::int8) {
-    throw Error("generate", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+  if (options.on_gpu && nn::is_integer(nn::parse_weight_type(options.weights))) {
+    throw Error("generate", "--weights", options.weights + " on a GPU", "float32, bfloat16, or --device cpu");
   }
   options.keep_sessions = !arguments.save.empty() || !arguments.load.empty();
   options.state_memory = options.session_memory = engine::kNoBound;

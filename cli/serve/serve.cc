@@ -101,8 +101,8 @@ void run(ServeArguments arguments) {
   api.chat = choose_chat_template(chat_template, model, *tokenizer);
   api.tool_format = serve::parse_tool_format(tool_format);
   engine.on_gpu = choose_model_device("serve", device, model).is_cuda();
-  if (engine.on_gpu && nn::parse_weight_type(engine.weights) == nn::WeightType::int8) {
-    throw Error("serve", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+  if (engine.on_gpu && nn::is_integer(nn::parse_weight_type(engine.weights))) {
+    throw Error("serve", "--weights", engine.weights + " on a GPU", "float32, bfloat16, or --device cpu");
   }
   const auto running = engine::load_engine(model, std::move(tokenizer), engine);
   for (const auto& file : running->set_aside()) print_or_drop(stderr, "efla: serve: " + file + "\n");

@@ -9,13 +9,14 @@
 
 namespace efla::cli {
 
-// Adds --weights, whose values are float32, bfloat16 and int8 (nn::parse_weight_type).
+// Adds --weights, whose values are float32, bfloat16, int8 and int4 (nn::parse_weight_type).
 inline void add_weights_option(CLI::App& command, std::string& weights) {
   command
       .add_option("--weights", weights,
-                  "How the weights of linear layers are stored: float32, bfloat16, or int8 with a\n"
-                  "scale per 64 weights of a row; smaller ones decode faster")
-      ->check(CLI::IsMember({"float32", "bfloat16", "int8"}))
+                  "How the weights of linear layers are stored: float32, bfloat16, int8 with a scale per\n"
+                  "64 weights of a row, or int4: MLPs in 4 bits with a scale per 32 weights, all others\n"
+                  "in int8; smaller ones decode faster")
+      ->check(CLI::IsMember({"float32", "bfloat16", "int8", "int4"}))
       ->capture_default_str();
 }
 

@@ -87,7 +87,7 @@ struct Statistics {
 
 struct EngineInfo {
   std::string model_sha256;        // of configuration and weights (not of how they are stored for decoding)
-  std::string weights;             // "float32", "bfloat16" or "int8"
+  std::string weights;             // "float32", "bfloat16", "int8" or "int4"
   std::string kv_cache_type = {};  // "float32" or "bfloat16"; empty: the state has no pages of keys and values
   std::int64_t parameters = 0, vocab_size = 0;
   std::int32_t bos = -1;                // −1: none. The engine adds no bos to a prompt
@@ -203,7 +203,7 @@ struct EngineOptions {
                               // EngineInfo::model_sha256
   bool on_gpu = false;  // compute on the first GPU, which also holds the slots; each text then takes twice its state,
                         // except with a model of a family
-  std::string weights = "float32";  // of the linear layers: float32, bfloat16 or, on a CPU, int8
+  std::string weights = "float32";  // of the linear layers: float32, bfloat16 or, on a CPU, int8 and int4
   // Of keys and values, where the model has pages: float32, bfloat16, or auto for float32. A session can only be
   // continued with the type that it was stored with.
   std::string kv_cache_type = "auto";

@@ -104,7 +104,7 @@ class EngineModel {
 std::unique_ptr<EngineModel> make_cpu_model(const nn::LanguageModel& model, nn::WeightType weights);
 
 // Computes by GpuDecoder with a model on a GPU, whose weights already have the values of the type. Throws Error for
-// layers of softmax attention, and for weights in int8. drawable: ids that may be drawn.
+// layers of softmax attention, and for weights in integers. drawable: ids that may be drawn.
 std::unique_ptr<EngineModel> make_gpu_model(std::shared_ptr<const nn::LanguageModel> model, nn::WeightType weights,
                                             std::int64_t drawable);
 

@@ -247,6 +247,8 @@ void check_random_model(const nlohmann::json& config, const std::string& prefix,
                {random_ids(140, vocab, seed), random_ids(1, vocab, seed + 1), random_ids(67, vocab, seed + 2)});
   check_drafts(model, random_ids(67, vocab, seed + 3));
   EXPECT_LT(FamilyModel(folder.path(), WeightType::int8).weight_bytes(), model.weight_bytes());
+  EXPECT_LE(FamilyModel(folder.path(), WeightType::int4).weight_bytes(),
+            FamilyModel(folder.path(), WeightType::int8).weight_bytes());
 }
 
 class RandomFamilies : public testing::TestWithParam<int> {};

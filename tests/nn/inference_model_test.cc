@@ -202,7 +202,7 @@ TEST(InferenceModel, ARateThatOverflowsTimesASoftplusThatUnderflowsIsNoDecay) {
 TEST(InferenceModel, ATextHasTheSameBitsWhateverIsBesideIt) {
   for (const std::string mixer : {"efla", "kda", "gdn", "gdn2", "comba", "gated-deltaproduct"}) {
     const auto model = small_model(mixer);
-    for (const auto type : {WeightType::float32, WeightType::bfloat16, WeightType::int8}) {
+    for (const auto type : {WeightType::float32, WeightType::bfloat16, WeightType::int8, WeightType::int4}) {
       InferenceModel inference(model, type);
       const auto ids = random_ids(150, 2);
       Texts alone(inference, 1, 1);
@@ -271,6 +271,23 @@ TEST(PackedWeight, StoresWhatItsTypeHolds) {
   }
 }
 
+// The largest magnitude becomes −8 scales, the others multiples from −8 to 7, so that only numbers of the other sign
+// are further from a multiple than half a scale, at most a whole one. The scale is a float16.
+TEST(PackedWeight, HasFourBitsInBlocks) {
+  const auto weight = torch::randn({7, 160});
+  const PackedWeight four({weight, 2.0 * weight}, WeightType::int4);
+  EXPECT_EQ(four.bytes(), 14 * 5 * 18);
+  const auto blocks = weight.reshape({7, 5, 32}), got = four.widened().slice(0, 0, 7).reshape({7, 5, 32});
+  const auto scale = blocks.abs().amax(2, true) / 8.0;
+  EXPECT_TRUE((got - blocks).abs().le(scale * 1.001).all().item<bool>());
+  EXPECT_LT(((got - blocks) / scale).square().mean().item<double>(), 0.11);  // of rounding alone 1/12
+  EXPECT_TRUE(PackedWeight({torch::zeros({1, 32})}, WeightType::int4).widened().equal(torch::zeros({1, 32})));
+  EXPECT_TRUE(PackedWeight({torch::full({1, 32}, 1e30)}, WeightType::int4).widened().isfinite().all().item<bool>());
+  const auto uneven = torch::randn({3, 33});
+  EXPECT_TRUE(
+      PackedWeight({uneven}, WeightType::int4).widened().equal(PackedWeight({uneven}, WeightType::int8).widened()));
+}
+
 // ‖got − expected‖ / ‖expected‖. The largest difference of a logit is no measure where a model amplifies rounding at
 // some tokens, which the processor and its BLAS decide.
 double relative_difference(const std::vector<float>& got, const torch::Tensor& expected) {
@@ -281,7 +298,7 @@ double relative_difference(const std::vector<float>& got, const torch::Tensor& e
 
 TEST(InferenceModel, ComputesWithTheWeightsOfItsType) {
   for (const bool tied : {false, true}) {
-    for (const auto type : {WeightType::bfloat16, WeightType::int8}) {
+    for (const auto type : {WeightType::bfloat16, WeightType::int8, WeightType::int4}) {
       LanguageModelConfig config = small_model("gdn").config();
       config.tie_word_embeddings = tied;
       LanguageModel model(config, Initialiser(5));
@@ -307,7 +324,8 @@ TEST(InferenceModel, RefusesModelsWithoutAStateOfConstantSize) {
   const LanguageModel hybrid(config, Initialiser(1));
   test::expect_error([&] { InferenceModel(hybrid, WeightType::float32); }, "model", "softmax attention");
   EXPECT_EQ(parse_weight_type("int8"), WeightType::int8);
-  test::expect_error([] { parse_weight_type("int4"); }, "weights", "float32, bfloat16 or int8");
+  EXPECT_EQ(parse_weight_type("int4"), WeightType::int4);
+  test::expect_error([] { parse_weight_type("int2"); }, "weights", "float32, bfloat16, int8 or int4");
 }
 
 }  // namespace

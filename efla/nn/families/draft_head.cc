@@ -8,7 +8,7 @@ DraftHead::DraftHead(const DraftHeadTensors& from, const FamilyConfig& config, A
                      const PackedWeight& embeddings, const PackedWeight& output, WeightType weights)
     : width_(config.hidden_size),
       vocab_size_(config.vocab_size),
-      layer_(attention.add(from.layer.attention, weights)),
+      layer_(attention.add(from.layer.attention, at_least_int8(weights))),
       norm_eps_(config.norm_eps),
       attention_(attention),
       embeddings_(embeddings),
@@ -18,7 +18,7 @@ DraftHead::DraftHead(const DraftHeadTensors& from, const FamilyConfig& config, A
       before_attention_(from.layer.before_mixer),
       before_mlp_(from.layer.before_mlp),
       norm_(from.norm),
-      fc_(packed(std::span(&from.fc, 1), weights)),
+      fc_(packed(std::span(&from.fc, 1), at_least_int8(weights))),
       mlp_(from.layer, config.experts, weights) {}
 
 // Computes the rows x up to the attention's output, from ids and the rows h before them.

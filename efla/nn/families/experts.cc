@@ -31,7 +31,7 @@ void release(const StoredMatrix& matrix) {
 PackedWeight packed(std::span<const StoredMatrix> matrices, WeightType type) {
   PackedWeight weight(matrices, type, true);
   for (const auto& matrix : matrices) {
-    const bool copied = type == WeightType::int8 || (type == WeightType::bfloat16 && !matrix.narrow);
+    const bool copied = is_integer(type) || (type == WeightType::bfloat16 && !matrix.narrow);
     if (copied && !matrix.keep) release(matrix);
   }
   return weight;

@@ -37,11 +37,11 @@ FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights
   norm_ = tensors_.norm();
   const StoredMatrix embeddings = tensors_.embeddings();
   if (config_.tied) {
-    head_ = packed(std::span(&embeddings, 1), weights);
+    head_ = packed(std::span(&embeddings, 1), at_least_int8(weights));
   } else {
     embeddings_ = PackedWeight(std::span(&embeddings, 1), WeightType::float32);
     const StoredMatrix head = tensors_.head();
-    head_ = packed(std::span(&head, 1), weights);
+    head_ = packed(std::span(&head, 1), at_least_int8(weights));
   }
   for (std::int64_t i = 0; i < config_.layers(); ++i) add_layer(tensors_.layer(i, mixers_.plan()), weights);
   if (draft_head) {
@@ -52,9 +52,11 @@ FamilyModel::FamilyModel(const std::filesystem::path& folder, WeightType weights
 }
 
 void FamilyModel::add_layer(const LayerTensors& from, WeightType weights) {
-  layers_.push_back(
-      {from.attends, from.attends ? attention_.add(from.attention, weights) : add_mixer(from.mixer, weights),
-       from.before_mixer, from.after_mixer, from.before_mlp, from.after_mlp, LayerMlp(from, config_.experts, weights)});
+  layers_.push_back({from.attends,
+                     from.attends ? attention_.add(from.attention, at_least_int8(weights))
+                                  : add_mixer(from.mixer, at_least_int8(weights)),
+                     from.before_mixer, from.after_mixer, from.before_mlp, from.after_mlp,
+                     LayerMlp(from, config_.experts, weights)});
 }
 
 // Adds a delta layer's mixer and returns its number.

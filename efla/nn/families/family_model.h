@@ -25,10 +25,10 @@ namespace efla::nn {
 class FamilyModel {
  public:
   // Loads the model of a folder. With WeightType::float32 each matrix stays in its mapped file, in the file's type,
-  // except that float16 is widened. With bfloat16 and int8 the matrices of linear layers are rounded to this type where
-  // the file's type has more bits; the projections of step sizes and decays are not. Throws IoError for a folder that
-  // is not a model of a family, or not a whole one. draft_head: loads the head for drafts too, and throws Error where
-  // the folder has none.
+  // except that float16 is widened. With bfloat16, int8 and int4 the matrices of linear layers are rounded to this type
+  // where the file's type has more bits; the projections of step sizes and decays are not. Throws IoError for a folder
+  // that is not a model of a family, or not a whole one. draft_head: loads the head for drafts too, and throws Error
+  // where the folder has none.
   FamilyModel(const std::filesystem::path& folder, WeightType weights,
               KeyValueType kv_cache_type = KeyValueType::float32, bool draft_head = false);
   FamilyModel(const FamilyModel&) = delete;

@@ -219,7 +219,8 @@ std::string GgufTensors::conversions(WeightType weights) const {
     const auto part = mixer_part(name);
     const bool weight = tensor->shape.size() == 2 && part != "conv1d.weight" && !is_row_per_head(part);
     if (!weight || name.starts_with("mtp.") || kept_blocks(name)) continue;
-    const auto type = tensor->type->name, to = type_in_memory(type, weights);
+    const bool of_mlp = name.find(".mlp.") != std::string::npos;
+    const auto type = tensor->type->name, to = type_in_memory(type, of_mlp ? weights : at_least_int8(weights));
     const bool same = (type == "F32" && to == "float32") || (type == "BF16" && to == "bfloat16");
     if (!same) ++counts[{type, to}];
   }

@@ -57,7 +57,9 @@ Tensor tensor_of(const StoredMatrix& matrix) {
 
 // The type in which weights are on a GPU.
 torch::ScalarType weight_type(WeightType weights, const StoredMatrix& embeddings) {
-  if (weights == WeightType::int8) throw Error("model", "weights", "int8 on a GPU", "float32 or bfloat16");
+  if (is_integer(weights)) {
+    throw Error("model", "weights", std::string(name_of(weights)) + " on a GPU", "float32 or bfloat16");
+  }
   return weights == WeightType::bfloat16 || embeddings.narrow ? torch::kBFloat16 : torch::kFloat;
 }
 

@@ -30,7 +30,7 @@ class GpuFamilyModel {
  public:
   // Loads the model of a folder to a device. The type is bfloat16 with WeightType::bfloat16, and with float32 if the
   // folder has its embeddings in bfloat16. Only ids in [0, drawable) may be drawn. Throws IoError for a folder that is
-  // not a model of a family, or not a whole one, and Error for weights in int8. kv_cache_type: of keys and values;
+  // not a model of a family, or not a whole one, and Error for weights in integers. kv_cache_type: of keys and values;
   // none: the type of the weights in slots, and float32 outside.
   GpuFamilyModel(const std::filesystem::path& folder, WeightType weights, std::int64_t drawable, torch::Device device,
                  std::optional<KeyValueType> kv_cache_type = {});

@@ -41,7 +41,9 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
       weights_(weights),
       drawable_(drawable),
       plan_(model.config().mixer_config()) {
-  if (weights == WeightType::int8) throw Error("model", "weights", "int8 on a GPU", "float32 or bfloat16");
+  if (is_integer(weights)) {
+    throw Error("model", "weights", std::string(name_of(weights)) + " on a GPU", "float32 or bfloat16");
+  }
   const torch::NoGradGuard no_grad;
   const auto named = model.named_parameters();
   embeddings_ = named["model.embeddings.weight"].detach();

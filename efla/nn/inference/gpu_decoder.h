@@ -23,7 +23,7 @@ namespace efla::nn {
 class GpuDecoder {
  public:
   // Packs the weights of a model that lies on a GPU. The model must outlive the object. Only ids in [0, drawable) may
-  // be drawn. Throws Error for weights in int8.
+  // be drawn. Throws Error for weights in integers.
   GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable);
   ~GpuDecoder();
 

@@ -34,7 +34,7 @@ InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
   const auto named = model.named_parameters();
   norm_ = values_of(named["model.norm.weight"]);
   if (!config_.tie_word_embeddings) embeddings_ = named["model.embeddings.weight"].detach().contiguous();
-  head_ = PackedWeight({model.head()}, weights);
+  head_ = PackedWeight({model.head()}, at_least_int8(weights));
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
     add_layer(LayerParameters(model, mixers_.plan(), i), weights);
   }
@@ -49,10 +49,11 @@ void InferenceModel::add_layer(const LayerParameters& from, WeightType weights) 
   mixer.dt_bias = values_of(from.dt_bias);
   mixer.gate_bias = values_of(from.gate_bias);
   mixer.correction = values_of(from.correction);
-  mixer.in = PackedWeight(from.in, weights);
-  if (from.f_out.defined()) mixer.f_out = PackedWeight({from.f_out}, weights);
-  if (from.g_out.defined()) mixer.g_out = PackedWeight({from.g_out}, weights);
-  mixer.o_proj = PackedWeight({from.o_proj}, weights);
+  const WeightType of_mixer = at_least_int8(weights);
+  mixer.in = PackedWeight(from.in, of_mixer);
+  if (from.f_out.defined()) mixer.f_out = PackedWeight({from.f_out}, of_mixer);
+  if (from.g_out.defined()) mixer.g_out = PackedWeight({from.g_out}, of_mixer);
+  mixer.o_proj = PackedWeight({from.o_proj}, of_mixer);
   mixers_.add(std::move(mixer));
 
   Layer layer;
@@ -140,7 +141,8 @@ void round_weights(LanguageModel& model, WeightType weights) {
   for (const auto& parameter : model.named_parameters()) {
     if (parameter.value().dim() != 2 || (parameter.key() == "model.embeddings.weight" && !tied)) continue;
     const auto cpu = parameter.value().detach().cpu();
-    torch::Tensor(parameter.value()).copy_(PackedWeight({cpu}, weights).widened());
+    const bool of_mlp = parameter.key().find(".mlp.") != std::string::npos;
+    torch::Tensor(parameter.value()).copy_(PackedWeight({cpu}, of_mlp ? weights : at_least_int8(weights)).widened());
   }
 }
 

@@ -1,7 +1,9 @@
 #include "efla/nn/inference/packed_weight.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "efla/base/error.h"
@@ -10,7 +12,7 @@
 namespace efla::nn {
 namespace {
 
-constexpr WeightType kTypes[]{WeightType::float32, WeightType::bfloat16, WeightType::int8};
+constexpr WeightType kTypes[]{WeightType::float32, WeightType::bfloat16, WeightType::int8, WeightType::int4};
 
 // The numbers of a weight in int8.
 struct Quantised {
@@ -30,13 +32,27 @@ float scale_for(float largest) {
   return largest > 0.0F && scale < std::numeric_limits<float>::min() ? std::nextafter(scale, 1.0F) : scale;
 }
 
+// Writes a block of Q4_0: the scale, then the integers from −8 to 7 plus 8, of the first half in the low bits.
+void quantise_four_bits(const std::array<float, 32>& numbers, std::uint8_t* block) {
+  constexpr float kLargestScale = 65504.0F;  // of float16
+  constexpr std::size_t kHalf = 16;
+  const float extreme = *std::ranges::max_element(numbers, {}, [](float x) { return std::abs(x); });
+  const float16 scale = to_float16(std::clamp(extreme / -8.0F, -kLargestScale, kLargestScale));
+  const float inverse = to_float(scale) != 0.0F ? 1.0F / to_float(scale) : 0.0F;
+  const auto integer = [&](float x) { return static_cast<int>(std::clamp(std::round(x * inverse), -8.0F, 7.0F)) + 8; };
+  std::memcpy(block, &scale, sizeof(scale));
+  for (std::size_t i = 0; i < kHalf; ++i) {
+    block[sizeof(scale) + i] = static_cast<std::uint8_t>(integer(numbers[i]) | integer(numbers[kHalf + i]) << 4);
+  }
+}
+
 }  // namespace
 
 WeightType parse_weight_type(const std::string& name) {
   for (const auto type : kTypes) {
     if (name == name_of(type)) return type;
   }
-  throw Error("model", "weights", "'" + name + "'", "float32, bfloat16 or int8");
+  throw Error("model", "weights", "'" + name + "'", "float32, bfloat16, int8 or int4");
 }
 
 std::string_view name_of(WeightType type) {
@@ -47,6 +63,8 @@ std::string_view name_of(WeightType type) {
       return "bfloat16";
     case WeightType::int8:
       return "int8";
+    case WeightType::int4:
+      return "int4";
   }
   return "";
 }
@@ -109,6 +127,26 @@ PackedWeight::Part PackedWeight::quantised(const LinearForward& from) {
   return {p, numbers};
 }
 
+PackedWeight::Part PackedWeight::four_bits(const LinearForward& from) {
+  constexpr QuantType kType = QuantType::q4_0;
+  constexpr QuantLayout kLayout = layout_of(kType);
+  QuantMatrix matrix{kType, nullptr, from.outputs(), columns_of(from)};
+  const auto bytes =
+      std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(matrix.rows * matrix.row_bytes()));
+  matrix.data = bytes->data();
+  auto* block = reinterpret_cast<std::uint8_t*>(bytes->data());
+  for (std::int64_t n = 0; n < matrix.rows; ++n) {
+    for (std::int64_t begin = 0; begin < matrix.columns; begin += kLayout.elements, block += kLayout.bytes) {
+      std::array<float, kLayout.elements> numbers{};
+      for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = from.weight_at(n, begin + static_cast<int>(i));
+      quantise_four_bits(numbers, block);
+    }
+  }
+  LinearForward p;
+  p.quant_weight = matrix;
+  return {p, bytes};
+}
+
 PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type, bool rounds_x) {
   for (const auto& part : parts) {
     LinearForward p;
@@ -119,8 +157,13 @@ PackedWeight::PackedWeight(std::span<const StoredMatrix> parts, WeightType type,
     outputs_ += p.outputs();
     const bool held =
         part.keep || part.blocks || type == WeightType::float32 || (type == WeightType::bfloat16 && part.narrow);
-    Part& own = parts_.emplace_back(held ? Part{p, part.owner} : type == WeightType::int8 ? quantised(p) : rounded(p));
-    own.problem.rounds_x = rounds_x && (type == WeightType::bfloat16 || part.blocks) && !part.keep;
+    const bool fits_blocks = columns_ % layout_of(QuantType::q4_0).elements == 0;
+    Part& own = parts_.emplace_back(held                                      ? Part{p, part.owner}
+                                    : type == WeightType::int4 && fits_blocks ? four_bits(p)
+                                    : is_integer(type)                        ? quantised(p)
+                                                                              : rounded(p));
+    const bool multiplied_narrow = type == WeightType::bfloat16 || own.problem.quant_weight;
+    own.problem.rounds_x = rounds_x && multiplied_narrow && !part.keep;
   }
 }
 

@@ -18,11 +18,18 @@
 
 namespace efla::nn {
 
-// int8: per row and kScaleBlock columns a float32 scale, the largest |weight| / 127. Arithmetic is in float32.
-enum class WeightType { float32, bfloat16, int8 };
+// int8: per row and kScaleBlock columns a float32 scale, the largest |weight| / 127. int4: blocks of Q4_0
+// (quant_block.h), per row and 32 columns a float16 scale, the weight of the largest magnitude / −8; int8 where rows
+// are no whole blocks. Arithmetic is in float32.
+enum class WeightType { float32, bfloat16, int8, int4 };
 
-// Return the type with a name, "float32", "bfloat16" or "int8", and the name of a type. parse_weight_type throws Error
-// for another name.
+constexpr bool is_integer(WeightType type) { return type == WeightType::int8 || type == WeightType::int4; }
+
+// Returns the type for weights that lose too much with four bits: all but those of MLPs and experts.
+constexpr WeightType at_least_int8(WeightType type) { return type == WeightType::int4 ? WeightType::int8 : type; }
+
+// Return the type with a name, "float32", "bfloat16", "int8" or "int4", and the name of a type. parse_weight_type
+// throws Error for another name.
 WeightType parse_weight_type(const std::string& name);
 std::string_view name_of(WeightType type);
 
@@ -45,8 +52,8 @@ class PackedWeight {
   // The parts are float32 tensors [n, D] on the CPU. A weight of type float32 shares their memory.
   PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
   // Shares the memory of a matrix whose elements the type holds: float32 holds bfloat16, which stays as it is. Blocks
-  // stay as they are with every type. rounds_x: whether apply() may round x to bfloat16 if that is the type
-  // (rule/linear.h), except for parts to keep.
+  // stay as they are with every type. rounds_x: whether apply() may round x to bfloat16 beside weights in bfloat16 or
+  // in blocks (rule/linear.h), except for parts to keep.
   PackedWeight(std::span<const StoredMatrix> parts, WeightType type, bool rounds_x = false);
 
   std::int64_t outputs() const { return outputs_; }
@@ -66,6 +73,7 @@ class PackedWeight {
   };
   static Part rounded(const LinearForward& from);
   static Part quantised(const LinearForward& from);
+  static Part four_bits(const LinearForward& from);
 
   std::int64_t outputs_ = 0, columns_ = 0;
   std::vector<Part> parts_;
