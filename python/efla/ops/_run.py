@@ -109,8 +109,9 @@ def delta_rule(
     """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
     beta and erase_key are rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32 on a CPU,
-    float64 runs the reference. With n = steps_per_token k, v, beta and erase_key have T·n rows, and cu_seqlens counts steps. Returns o in the dtype of q, the final state where output_final_state is true, and the states before
-    every chunk_size tokens of a sequence where return_intermediate_states is.
+    float64 runs the reference. With n = steps_per_token k, v, beta and erase_key have T·n rows, and cu_seqlens counts steps. Returns o in
+    the dtype of q, the final state where output_final_state is true, and the states before every chunk_size tokens of a sequence where
+    return_intermediate_states is.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta)
