@@ -132,12 +132,12 @@ Tensor Rwkv7Mixer::mix(const Tensor& x, const Tensor& before, const Tensor& cu_s
   const Tensor v = by_heads(values_of(at(3), first_values));
   const Tensor a = torch::sigmoid(a_lora_(at(4), same)).to(type);
   const Tensor gate = g_lora_(at(5), torch::sigmoid);
-  const Tensor raw = by_heads(k * k_k_.to(type));
+  const Tensor raw = by_heads(k.to(torch::kFloat) * k_k_);
   const Tensor removal = raw / raw.norm(2, -1, true).clamp_min(1e-12);
   k = by_heads(k + k * (a - 1.0) * k_a_.to(type));
   // The first step erases with κ, which reads the state before its decay; the second one writes.
-  const Tensor erase_key = (removal.to(torch::kFloat) * torch::exp(-g)).to(type);
-  autograd::DeltaRuleInput in{r, steps_of(removal * by_heads(a), k), steps_of(torch::zeros_like(v), v),
+  const Tensor erase_key = (removal * torch::exp(-g)).to(type);
+  autograd::DeltaRuleInput in{r, steps_of((removal * by_heads(a)).to(type), k), steps_of(torch::zeros_like(v), v),
                               torch::ones({x.size(0), 2 * x.size(1), plan_->config.heads}, k.options())};
   in.g = g;
   in.erase_key = steps_of(erase_key, torch::zeros_like(erase_key));
