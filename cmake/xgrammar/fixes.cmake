@@ -43,3 +43,7 @@ replace(fsm_builder.cc "      AddPackedUTF8RangeEdges(
         multi_byte_low = last + 1;
       }
 ")
+# A number may have an exponent that is too large for float64, which readers of JSON refuse.
+set(rest "}\n       )}\n  );\n  // Note: The format must be")
+replace(json_schema_converter.cc "            one_or_more_digits${rest}"
+  "            Repeat(rule_name + \"_exponent\", builder_.AddCharacterClass({{'0', '9'}}), 1, 2)${rest}")

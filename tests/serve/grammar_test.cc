@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <future>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -12,17 +10,19 @@
 #include <vector>
 
 #include "efla/base/error.h"
-#include "efla/base/random.h"
 #include "efla/serve/grammar/expansion.h"
 #include "efla/serve/grammar/json_schema.h"
 #include "efla/serve/grammar/reply_constraint.h"
+#include "tests/serve/random_reply.h"
 
 namespace efla::serve {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::int32_t kEnd = 257;  // of the tokenizer "bytes"
+using test::allowed;
+using test::draw;
+using test::kEnd;
 
 class GrammarTest : public testing::Test {
  protected:
@@ -30,11 +30,7 @@ class GrammarTest : public testing::Test {
     if (!GrammarCompiler::unavailable().empty()) GTEST_SKIP() << GrammarCompiler::unavailable();
   }
 
-  GrammarCompiler::Result compile(GrammarSource source) {
-    std::promise<GrammarCompiler::Result> promise;
-    compiler_.compile(std::move(source), [&](GrammarCompiler::Result result) { promise.set_value(std::move(result)); });
-    return promise.get_future().get();
-  }
+  GrammarCompiler::Result compile(GrammarSource source) { return test::compiled(compiler_, std::move(source)); }
   GrammarCompiler::Result compile_schema(const std::string& schema) {
     return compile({.text = prepared_schema(schema, "schema")});
   }
@@ -43,16 +39,6 @@ class GrammarTest : public testing::Test {
     return make_constraint(tokens_, std::move(rule));
   }
 
-  // Returns the ids that a constraint leaves.
-  static std::set<std::int32_t> allowed(engine::Constraint& constraint) {
-    std::vector<float> logits(258, 0.0F);
-    constraint.exclude(logits);
-    std::set<std::int32_t> ids;
-    for (std::int32_t id = 0; id < 258; ++id) {
-      if (logits[static_cast<std::size_t>(id)] > -INFINITY) ids.insert(id);
-    }
-    return ids;
-  }
   static std::string text_of(const std::set<std::int32_t>& ids) {
     std::string text;
     for (const auto id : ids) text += id == kEnd ? '$' : static_cast<char>(id);
@@ -65,31 +51,6 @@ class GrammarTest : public testing::Test {
       constraint.take(id);
     }
   }
-  // Draws a reply at random; nothing where it does not end in time. Ends are likely.
-  static std::optional<std::string> draw(const engine::Constraint& start, std::uint64_t seed) {
-    const auto state = start.clone();
-    Random random(seed, 0);
-    std::string text;
-    for (int i = 0; i < 2000; ++i) {
-      const auto ids = allowed(*state);
-      if (ids.empty()) return std::nullopt;
-      const bool ends = ids.contains(kEnd) && (ids.size() == 1 || random.bits() % 4 == 0);
-      if (ends) return text;
-      std::vector<std::int32_t> drawn(ids.begin(), ids.end());
-      std::erase(drawn, kEnd);
-      // Quotation marks and brackets end what has begun.
-      std::vector<std::int32_t> closing;
-      for (const auto id : drawn) {
-        if (id == '"' || id == '}' || id == ']') closing.push_back(id);
-      }
-      const auto& from = !closing.empty() && random.bits() % 2 == 0 ? closing : drawn;
-      const auto id = from[random.bits() % from.size()];
-      text += static_cast<char>(id);
-      state->take(id);
-    }
-    return std::nullopt;
-  }
-
   std::unique_ptr<data::Tokenizer> tokenizer_ = data::load_tokenizer("bytes");
   GrammarCompiler compiler_{*tokenizer_};
   std::shared_ptr<const ReasoningTokens> tokens_ = std::make_shared<const ReasoningTokens>(*tokenizer_);

@@ -195,5 +195,11 @@ TEST(ToolFormats, AreWhatTheTemplateDescribes) {
   EXPECT_FALSE(parse_tool_format("none"));
 }
 
+TEST(JsonSlices, NumbersBeyondFloat64AreJson) {
+  for (const auto& text : {"[" + std::string(400, '7') + "]", std::string("{\"\\u0041\": -1e99999}")})
+    EXPECT_TRUE(is_json(text));
+  for (const char* text : {"[1e]", "[01]", "[1e999", "1.", "\"\\u12\""}) EXPECT_FALSE(is_json(text)) << text;
+}
+
 }  // namespace
 }  // namespace efla::serve

@@ -230,7 +230,13 @@ TEST(Requests, TakeWhatAsksForWhatTheServerDoesAnyway) {
   const auto refused = [](const std::string& field, const std::string& name, const std::string& says) {
     expect_refused(chat_of, R"({"messages": [{"role": "user", "content": "a"}], )" + field + "}", name, says);
   };
-  refused(R"("tool_choice": "required")", "tool_choice", R"(expected "auto" or "none", because the server)");
+  refused(R"("tool_choice": "required")", "tool_choice", "got a call of a tool, expected a tool that tools has");
+  refused(R"("tool_choice": "a")", "tool_choice", "expected auto, none, required, or a function");
+  refused(R"("tool_choice": {"type": "function", "function": {"name": "b"}}, "tools": [{"type": "function",
+      "function": {"name": "a"}}])",
+          "tool_choice", "got \"b\"");
+  refused(R"("tools": [{"type": "function", "function": {"name": "a", "strict": true, "parameters": {"not": {}}}}])",
+          "tools[0].function.parameters", "the keyword not");
   refused(R"("store": true)", "store", "got true, expected false");
   refused(R"("metadata": {"a": "b"})", "metadata", "expected {}");
   refused(R"("min_p": 0.1)", "min_p", "expected 0");

@@ -167,10 +167,37 @@ TEST_F(ServiceChatTest, AReplyCallsTools) {
   const auto none = post("/v1/chat/completions", body)["choices"][0];
   EXPECT_FALSE(none["message"].contains("tool_calls"));
   EXPECT_EQ(prompt().find("function"), std::string::npos);
-  body["tool_choice"] = "required";
-  EXPECT_EQ(post("/v1/chat/completions", body, 400)["error"]["param"], "tool_choice");
-  body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "get"}}}};
-  EXPECT_EQ(post("/v1/chat/completions", body, 400)["error"]["param"], "tool_choice");
+}
+
+TEST_F(ServiceChatTest, AReplyCallsTheToolThatItMust) {
+  if (!GrammarCompiler::unavailable().empty()) GTEST_SKIP() << GrammarCompiler::unavailable();
+  if (!start_with(kTools, kReply)) GTEST_SKIP() << "python3 or jinja2 is missing";
+  json body{{"messages", {user("a")}}, {"seed", 0}, {"tools", tools()}, {"parallel_tool_calls", false}};
+  for (const json& choice : {json("required"), json({{"type", "function"}, {"function", {{"name", "get"}}}})}) {
+    body["tool_choice"] = choice;
+    const auto reply = post("/v1/chat/completions", body)["choices"][0];
+    EXPECT_EQ(reply["message"]["reasoning_content"], "why");
+    EXPECT_TRUE(reply["message"]["content"].is_null());
+    ASSERT_EQ(reply["message"]["tool_calls"].size(), 1U) << reply;
+    const auto& call = reply["message"]["tool_calls"][0]["function"];
+    EXPECT_EQ(call["name"], "get");
+    EXPECT_TRUE(json::parse(call["arguments"].get<std::string>()).is_object()) << call;
+  }
+  auto tool = tools()[0]["function"];
+  tool["type"] = "function";
+  const auto response = post(
+      "/v1/responses",
+      {{"input", "a"}, {"seed", 0}, {"tools", {tool}}, {"tool_choice", "required"}, {"parallel_tool_calls", false}});
+  EXPECT_EQ(response["output"].back()["name"], "get");
+  EXPECT_EQ(response["tool_choice"], "required");
+}
+
+TEST_F(ServiceChatTest, ReasoningEndsAtItsLongest) {
+  if (!start_with(kTools, "abcdefghij")) GTEST_SKIP() << "python3 or jinja2 is missing";
+  const json body{{"messages", {user("a")}}, {"seed", 0}, {"max_tokens", 20}, {"max_reasoning_tokens", 3}};
+  const auto reply = post("/v1/chat/completions", body);
+  EXPECT_EQ(reply["choices"][0]["message"]["reasoning_content"], "abc");
+  EXPECT_EQ(reply["choices"][0]["message"]["content"], "cdefghij") << "3 tokens, 9 of the end, and 8 others";
 }
 
 TEST_F(ServiceChatTest, AResponseCallsTools) {

@@ -222,13 +222,14 @@ TEST_F(ServiceMessagesTest, RefusesByNameInAnthropicsShape) {
   refused(blocks("user", R"([{"type": "text", "text": "a", "x": 1}])"), "messages[0].content[0].x");
   refused(blocks("tool", R"("a")"), "messages[0].role: got \"tool\"");
   refused({{"tools", {{{"type", "web_search_20250305"}, {"name", "web_search"}}}}}, "tools[0].type");
-  refused({{"tool_choice", {{"type", "any"}}}}, "tool_choice.type");
+  refused({{"tool_choice", {{"type", "all"}}}}, "tool_choice.type");
+  refused({{"tool_choice", {{"type", "any"}}}}, "tool_choice: got a call of a tool");
   refused({{"stop", "a"}}, "stop: got");
   refused({{"output_config", {{"effort", "low"}}}}, "output_config.effort: got \"low\"");
   refused({{"output_config", {{"format", {{"type", "json_schema"}, {"schema", 1}}}}}}, "output_config.format.schema");
   refused({{"stop_sequences", {""}}}, "stop_sequences");
   refused({{"mcp_servers", {1}}}, "mcp_servers");
-  refused({{"thinking", {{"type", "enabled"}, {"budget_tokens", 2000}}}}, "thinking.budget_tokens");
+  refused({{"thinking", {{"type", "enabled"}, {"budget_tokens", 0}}}}, "thinking.budget_tokens");
   EXPECT_EQ(refusal(ask_of({{"thread", {{"type", "create"}}}}))["details"]["error_code"], "thread_unsupported_request");
   EXPECT_EQ(refusal(ask_of({{"model", "other"}}), 404)["type"], "not_found_error");
   EXPECT_EQ(refusal({{"max_tokens", 1}}, 400, "/v1/messages/count_tokens")["type"], "invalid_request_error");

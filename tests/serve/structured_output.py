@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks `efla serve` for replies to random schemas, and validates each finished reply with Python's jsonschema.
+"""Asks `efla serve` for replies and calls of tools with random schemas, and validates each with Python's jsonschema.
 
     tests/serve/structured_output.py build/bin/efla [SCHEMAS [SEED]]
 
@@ -47,6 +47,10 @@ lr = 1e-3
 min_lr = 1e-4
 checkpoint_every = 2
 """
+TEMPLATE = """{% for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}{% for message in messages %}{{ message.content }}
+{% endfor %}"""
+TOOL_FORMATS = ["xml", "hermes", "json"]
 EOS = 257
 # What ends texts, lists and objects, so that most replies are finished.
 ENDS = {str(ord(c)): 4 for c in "\"}]"} | {str(EOS): 8} | {str(ord(c)): -6 for c in " \t\n\r{["}
@@ -113,9 +117,36 @@ def post(address, path, body):
         return answer.status, json.load(answer)
 
 
-def check(address, seed):
-    """Asks for replies to one schema. Returns what became of each."""
+def check_calls(address, seed):
+    """Asks for replies that call a tool with one schema. Returns what became of each."""
     rng = random.Random(seed)
+    schema = random_object(rng, 1)
+    schema["$defs"] = {"tree": TREE}
+    tool = {"type": "function", "function": {"name": "use", "parameters": schema, "strict": True}}
+    body = {"max_tokens": 500, "seed": seed, "n": 2, "logit_bias": ENDS | {str(ord("<")): 4}, "tools": [tool], "tool_choice": "required",
+            "parallel_tool_calls": False, "messages": [{"role": "user", "content": "a"}]}
+    status, answer = post(address, "/v1/chat/completions", body)
+    if status == 400:
+        return ["refused"]
+    assert status == 200, (schema, answer)
+    results = []
+    for choice in answer["choices"]:
+        if choice["finish_reason"] == "length":
+            results.append("cut off")
+            continue
+        assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"], (schema, choice)
+        call, = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "use", choice
+        jsonschema.Draft202012Validator(schema).validate(json.loads(call["function"]["arguments"]))
+        results.append("called")
+    return results
+
+
+def check(address, seed):
+    """Asks for replies to one schema, or that call a tool. Returns what became of each."""
+    rng = random.Random(seed)
+    if rng.random() < 0.4:
+        return check_calls(address, seed)
     schema = random_schema(rng)
     if isinstance(schema, dict):
         schema["$defs"] = {"tree": TREE}
@@ -142,13 +173,18 @@ def check(address, seed):
     return results
 
 
-@contextlib.contextmanager
-def server(program, folder):
+def train(program, folder):
+    (folder / "template.jinja").write_text(TEMPLATE)
     (folder / "run.toml").write_text(CONFIGURATION)
     for arguments in (["data", "tokenize", __file__, "--tokenizer", "bytes", "--out", "tokens"],
                       ["train", "lm", "run.toml", "--device", "cpu", "--out", "run"]):
         subprocess.run([program, *arguments], cwd=folder, check=True, capture_output=True)
-    process = subprocess.Popen([program, "serve", "run", "--device", "cpu", "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def server(program, folder, tool_format):
+    process = subprocess.Popen([program, "serve", "run", "--device", "cpu", "--port", "0", "--chat-template", "template.jinja",
+                                "--tool-format", tool_format], cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         yield process.stdout.readline().rsplit("//", 1)[1].strip()
     finally:
@@ -157,18 +193,20 @@ def server(program, folder):
 
 
 def main(program, schemas="1000", seed="1"):
-    counts, wrong = collections.Counter(), 0
-    with tempfile.TemporaryDirectory() as folder, server(str(pathlib.Path(program).resolve()), pathlib.Path(folder)) as address:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for done in concurrent.futures.as_completed(
-                    pool.submit(check, address, int(seed) * 1_000_000 + i) for i in range(int(schemas))):
-                try:
-                    counts.update(done.result())
-                except Exception as error:  # a wrong reply
-                    wrong += 1
-                    print(f"wrong: {error}"[:1000])
+    program, counts, wrong = str(pathlib.Path(program).resolve()), collections.Counter(), 0
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        train(program, pathlib.Path(folder))
+        for n, tool_format in enumerate(TOOL_FORMATS):
+            seeds = [int(seed) * 1_000_000 + i for i in range(n, int(schemas), len(TOOL_FORMATS))]
+            with server(program, folder, tool_format) as address:
+                for done in concurrent.futures.as_completed(pool.submit(check, address, one) for one in seeds):
+                    try:
+                        counts.update(done.result())
+                    except Exception as error:  # a wrong reply
+                        wrong += 1
+                        print(f"wrong: {tool_format}: {error}"[:1000])
     print(f"{schemas} schemas: " + ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) + f", {wrong} wrong")
-    sys.exit(wrong > 0 or counts["finished"] < int(schemas))
+    sys.exit(wrong > 0 or counts["finished"] < int(schemas) / 2 or counts["called"] < int(schemas) / 8)
 
 
 if __name__ == "__main__":

@@ -150,15 +150,31 @@ void read_messages(const Fields& fields, const std::string& name, bool items, st
   require_few_marks(chat, name);
 }
 
-// Reads name, schema and other fields of a tool.
-Tool read_tool(const Fields& fields) {
+// Reads name, schema and other fields of a tool. written: the object as the client wrote it.
+void read_tool(const Fields& fields, std::string_view written, GenerationRequest& request) {
   const auto* schema = fields.find("parameters");
   if (schema != nullptr && !schema->is_object()) fields.refuse("parameters", "a JSON schema");
   fields.find<std::string>("description");
-  if (fields.find<bool>("strict").value_or(false)) {
-    fields.refuse("strict", "false, because the server does not force a reply to follow a schema");
-  }
-  return make_tool(fields.get<std::string>("name"), schema == nullptr ? nlohmann::json() : *schema);
+  auto tool = make_tool(fields.get<std::string>("name"), schema == nullptr ? nlohmann::json() : *schema);
+  read_strict(fields, written, "parameters", tool, request);
+  request.tools.push_back(std::move(tool));
+  refuse_others(fields);
+}
+
+// Reads which tools the reply may or must call. Returns whether it may call any.
+bool read_tool_choice(const Fields& fields, GenerationRequest& request) {
+  const auto* choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto") return true;
+  if (*choice == "none") return false;
+  request.must_call = true;
+  if (*choice == "required") return true;
+  if (!choice->is_object()) fields.refuse("tool_choice", "auto, none, required, or a function");
+  const auto named = fields.object("tool_choice");
+  if (named.find<std::string>("type") != "function") named.refuse("type", "\"function\"");
+  const bool chat = request.shape == Shape::chat;
+  request.called = chat ? named.object("function").get<std::string>("name") : named.get<std::string>("name");
+  refuse_others(named);
+  return true;
 }
 
 // Returns a tool of a response as a tool of a chat. text: the tool as the client wrote it.
@@ -174,12 +190,9 @@ JsonText chat_tool(std::string_view text) {
 // Reads the tools, and what the client says about their use.
 void read_tools(const Fields& fields, std::string_view text, GenerationRequest& request) {
   request.one_call = !fields.find<bool>("parallel_tool_calls").value_or(true);
-  const auto* choice = fields.find("tool_choice");
-  if (choice != nullptr && *choice != "auto" && *choice != "none") {
-    fields.refuse("tool_choice", "\"auto\" or \"none\", because the server does not force a reply to call a tool");
-  }
+  const bool may_call = read_tool_choice(fields, request);
   const auto* list = find_list(fields, "tools", "a list of tools");
-  if (list == nullptr || list->empty() || (choice != nullptr && *choice == "none")) return;
+  if (list == nullptr || list->empty() || !may_call) return require_called(request);
   const bool chat = request.shape == Shape::chat;
   const auto written = json_member(text, "tools");
   const auto slices = json_elements(written);
@@ -187,17 +200,13 @@ void read_tools(const Fields& fields, std::string_view text, GenerationRequest& 
   JsonText tools = JsonText::array();
   for_each_object(fields, "tools", *list, [&](const Fields& tool, std::size_t i) {
     if (tool.find<std::string>("type") != "function") tool.refuse("type", "\"function\"");
-    if (chat) {
-      const auto function = tool.object("function");
-      request.tools.push_back(read_tool(function));
-      refuse_others(function);
-    } else {
-      request.tools.push_back(read_tool(tool));
-    }
-    refuse_others(tool);
+    chat ? read_tool(tool.object("function"), json_member(slices.at(i), "function"), request)
+         : read_tool(tool, slices.at(i), request);
+    if (chat) refuse_others(tool);
     tools.push_back(chat ? JsonText::json(std::string(slices.at(i))) : chat_tool(slices.at(i)));
   });
   request.chat.tools = std::move(tools).text();
+  require_called(request);
 }
 
 // Reads the variables of the chat template.
@@ -225,6 +234,10 @@ void read_variables(const Fields& fields, std::string_view text, Chat& chat) {
     }
     chat.documents = json_member(text, "documents");
   }
+}
+
+void read_budget(const Fields& fields, GenerationRequest& request) {
+  request.max_reasoning_tokens = fields.find<std::int64_t>("max_reasoning_tokens", 0, kMost);
 }
 
 void read_ends(const Fields& fields, Chat& chat) {
@@ -270,6 +283,7 @@ GenerationRequest parse_chat(const nlohmann::json& body, std::string_view text) 
   read_messages(fields, "messages", /*items=*/false, request.chat.messages);
   read_tools(fields, text, request);
   read_structured_output(fields, text, request);
+  read_budget(fields, request);
   read_variables(fields, text, request.chat);
   read_ends(fields, request.chat);
   read_common(fields, request);
@@ -312,6 +326,7 @@ GenerationRequest parse_response(const nlohmann::json& body, std::string_view te
   }
   read_tools(fields, text, request);
   read_structured_output(fields, text, request);
+  read_budget(fields, request);
   read_variables(fields, text, request.chat);
   accept_defaults(fields, Place::generation);
   refuse_others(fields);

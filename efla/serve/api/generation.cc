@@ -10,6 +10,7 @@
 #include "efla/serve/api/generation_run.h"
 #include "efla/serve/api/message_format.h"
 #include "efla/serve/api/response_format.h"
+#include "efla/serve/api/tool_grammar.h"
 #include "efla/serve/chat/json_slices.h"
 
 namespace efla::serve {
@@ -99,6 +100,7 @@ void Generation::start() {
       for (const auto id : self->ids_) self->context_.engine.cancel(id);
     });
     if (request_.grammar) return compile_grammar();
+    if (request_.max_reasoning_tokens && reply_format_.reasoning) constrain(nullptr);
     submit_all();
     begin_stream();
   } catch (...) {
@@ -118,21 +120,28 @@ void Generation::submit_constrained(const GrammarCompiler::Result& compiled) {
   try {
     const auto& field = request_.grammar_field;
     if (!compiled.grammar) throw ApiError(compiled.is_busy ? 503 : 400, field + ": " + compiled.error, field);
-    ReplyRule rule{.grammar = compiled.grammar, .ends = end_ids()};
-    if (rule.ends.empty()) {
-      throw ApiError(
-          400, field + ": got a form of the reply, expected none, because no token of this model ends a text", field);
-    }
-    if (reply_format_.reasoning) {
-      rule.reasoning = reply_format_.in_reasoning ? ReplyRule::Reasoning::begun : ReplyRule::Reasoning::maybe;
-    }
-    constraint_ = make_constraint(reasoning_tokens(context_), std::move(rule));
+    constrain(compiled.grammar);
     submit_all();
     begin_stream();
   } catch (...) {
     fail(current_error(client_));
   }
   release();
+}
+
+// Makes the replies follow a grammar, if there is one, behind reasoning of a limited length.
+void Generation::constrain(std::shared_ptr<const Grammar> grammar) {
+  const auto& field = request_.grammar_field;
+  ReplyRule rule{
+      .max_reasoning_tokens = request_.max_reasoning_tokens, .grammar = std::move(grammar), .ends = end_ids()};
+  if (rule.grammar && rule.ends.empty()) {
+    throw ApiError(400, field + ": got a form of the reply, expected none, because no token of this model ends a text",
+                   field);
+  }
+  if (reply_format_.reasoning) {
+    rule.reasoning = reply_format_.in_reasoning ? ReplyRule::Reasoning::begun : ReplyRule::Reasoning::maybe;
+  }
+  constraint_ = make_constraint(reasoning_tokens(context_), std::move(rule));
 }
 
 // Returns the ids that end a reply.
@@ -220,6 +229,7 @@ void Generation::prepare_chat() {
   reply_format_.in_reasoning = reply_format_.reasoning && opens_reasoning(rendered.text);
   if (!request_.tools.empty()) {
     reply_format_.calls = context_.options.tool_format.value_or(tool_format_of(source));
+    prepare_calls(source);
   }
   const auto stop = chat_template.stop();
   request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
@@ -227,6 +237,21 @@ void Generation::prepare_chat() {
   for (const auto& [id, text] : tokenizer().special_texts()) {
     if (stop.empty() && end && end->starts_with(text)) request_.stop_token_ids.push_back(id);
   }
+}
+
+// Makes the replies have calls as tool_choice and strict tools say. source: of the chat template.
+void Generation::prepare_calls(std::string_view source) {
+  if (!request_.strict_calls && !request_.grammar) return;
+  const ToolChoice choice{request_.must_call, request_.called, request_.one_call};
+  const auto has = [&](std::string_view text) { return source.find(text) != std::string_view::npos; };
+  const char* arguments = !has("\"arguments\"") && has("\"parameters\"") ? "parameters" : "arguments";
+  try {
+    request_.grammar = tool_grammar(request_.tools, reply_format_.calls, choice, request_.grammar, arguments);
+  } catch (const Error& error) {
+    throw ApiError(400, "tools: got " + error.got() + ", expected " + error.expected(), "tools");
+  }
+  if (request_.must_call) request_.grammar_field = "tool_choice";
+  if (request_.grammar_field.empty()) request_.grammar_field = "tools";
 }
 
 void Generation::prepare_parsers() {

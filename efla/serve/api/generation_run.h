@@ -57,6 +57,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void prepare_chat();
   void prepare_parsers();
   std::vector<std::int32_t> end_ids() const;
+  void prepare_calls(std::string_view source);
+  void constrain(std::shared_ptr<const Grammar> grammar);
   // Submits the requests once their grammar is compiled.
   void compile_grammar();
   void submit_constrained(const GrammarCompiler::Result& compiled);

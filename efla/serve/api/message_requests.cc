@@ -154,12 +154,11 @@ JsonText read_custom_tool(const Fields& fields, std::string_view written, Genera
   if (type != "custom") fields.refuse("type", "\"custom\", because this server has no tools of its own");
   const auto schema = fields.object("input_schema");
   fields.find<std::string>("description");
-  if (fields.find<bool>("strict").value_or(false)) {
-    fields.refuse("strict", "false, because the server does not force a reply to follow a schema");
-  }
   read_cache_control(fields);  // a tool stands before the messages, where the prefix cache keeps states by itself
   accept_defaults(fields, Place::anthropic_tool);
-  request.tools.push_back(make_tool(fields.get<std::string>("name"), schema.content()));
+  auto tool = make_tool(fields.get<std::string>("name"), schema.content());
+  read_strict(fields, written, "input_schema", tool, request);
+  request.tools.push_back(std::move(tool));
   refuse_others(fields);
   JsonText function = JsonText::object();
   for (const auto& [theirs, ours] :
@@ -170,21 +169,23 @@ JsonText read_custom_tool(const Fields& fields, std::string_view written, Genera
   return {{"type", "function"}, {"function", function}};
 }
 
-void read_tool_choice(const Fields& fields, GenerationRequest& request) {
-  if (fields.find("tool_choice") == nullptr) return;
+// Reads which tools the reply may or must call. Returns whether it may call any.
+bool read_tool_choice(const Fields& fields, GenerationRequest& request) {
+  if (fields.find("tool_choice") == nullptr) return true;
   const auto choice = fields.object("tool_choice");
   const auto type = choice.find<std::string>("type").value_or("");
-  if (type != "auto" && type != "none") {
-    choice.refuse("type", "\"auto\" or \"none\", because the server does not force a reply to call a tool");
+  if (type != "auto" && type != "none" && type != "any" && type != "tool") {
+    choice.refuse("type", "auto, none, any or tool");
   }
+  request.must_call = type == "any" || type == "tool";
+  if (type == "tool") request.called = choice.get<std::string>("name");
   request.one_call = choice.find<bool>("disable_parallel_tool_use").value_or(false);
   refuse_others(choice);
-  if (type != "none") return;
-  request.tools.clear();
-  request.chat.tools.clear();
+  return type != "none";
 }
 
 void read_custom_tools(const Fields& fields, std::string_view written, GenerationRequest& request) {
+  const bool may_call = read_tool_choice(fields, request);
   const auto* list = find_list(fields, "tools", "a list of tools");
   if (list != nullptr && !list->empty()) {
     const auto slices = json_elements(json_member(written, "tools"));
@@ -194,24 +195,25 @@ void read_custom_tools(const Fields& fields, std::string_view written, Generatio
     });
     request.chat.tools = std::move(tools).text();
   }
-  read_tool_choice(fields, request);
+  require_called(request);
+  if (may_call) return;
+  request.tools.clear();
+  request.chat.tools.clear();
 }
 
 // Reads whether the reply may reason: a variable of the chat template.
-void read_thinking(const Fields& fields, Chat& chat) {
+void read_thinking(const Fields& fields, GenerationRequest& request) {
   if (fields.find("thinking") == nullptr) return;
   const auto thinking = fields.object("thinking");
   const auto type = thinking.find<std::string>("type").value_or("");
   if (type != "enabled" && type != "disabled" && type != "adaptive") {
     thinking.refuse("type", "enabled, disabled or adaptive");
   }
-  if (thinking.find<std::int64_t>("budget_tokens", 1, kMost)) {
-    thinking.refuse("budget_tokens", "none, because the server does not bound the reasoning of a reply");
-  }
+  request.max_reasoning_tokens = thinking.find<std::int64_t>("budget_tokens", 1, kMost);
   const auto display = thinking.find<std::string>("display").value_or("summarized");
   if (display != "summarized") thinking.refuse("display", "\"summarized\"");
   refuse_others(thinking);
-  chat.variables = JsonText{{"enable_thinking", type != "disabled"}}.text();
+  request.chat.variables = JsonText{{"enable_thinking", type != "disabled"}}.text();
 }
 
 // Refuses a conversation that the server is to keep, with the code after which clients send the whole conversation.
@@ -226,7 +228,7 @@ GenerationRequest read_conversation(const Fields& fields, std::string_view text)
   request.shape = Shape::message;
   read_turns(fields, text, request.chat);
   read_custom_tools(fields, text, request);
-  read_thinking(fields, request.chat);
+  read_thinking(fields, request);
   read_output_config(fields, text, request);
   refuse_thread(fields);
   return request;

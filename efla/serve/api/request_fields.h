@@ -42,6 +42,12 @@ void read_state(const io::Fields& fields, GenerationRequest& request);
 void read_structured_output(const io::Fields& fields, std::string_view text, GenerationRequest& request);
 // Reads the same of Anthropic's API: output_config.
 void read_output_config(const io::Fields& fields, std::string_view text, GenerationRequest& request);
+// Reads the schema of a tool's arguments, the field `name`, if calls must follow it: of strict tools, and where the
+// reply must call this tool. written: the object around the field.
+void read_strict(const io::Fields& fields, std::string_view written, const char* name, Tool& tool,
+                 GenerationRequest& request);
+// Throws ApiError unless there is a tool that the reply must call.
+void require_called(const GenerationRequest& request);
 void read_n(const io::Fields& fields, GenerationRequest& request);
 // Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
 void require_one_reply(const GenerationRequest& request);

@@ -28,6 +28,9 @@ struct GenerationRequest {
   Chat chat = {};                   // otherwise
   std::vector<Tool> tools = {};     // that the reply may call
   bool one_call = false;            // the reply may call one tool at most
+  bool must_call = false;           // it calls a tool
+  std::string called = {};          // of this name; empty: any
+  bool strict_calls = false;        // a tool has a schema that its calls follow
   std::string response_tools = {};  // of a response, as the client wrote them
   std::string response_text = {};   // the field `text`, as the client wrote it
   bool one_prompt = true;           // the prompt was not a list of prompts
@@ -40,6 +43,7 @@ struct GenerationRequest {
   std::vector<std::int32_t> stop_token_ids;
   std::optional<GrammarSource> grammar = {};  // that every reply follows, behind its reasoning
   std::string grammar_field = {};             // of the request that has it
+  std::optional<std::int64_t> max_reasoning_tokens = {};
   std::int64_t logprobs = -1;
   std::int64_t cache_tokens = 0;  // of every prompt of a completion: Request::cache_after
   bool echo = false, stream = false, include_usage = false;

@@ -7,6 +7,12 @@ namespace {
 
 using Kind = ReplyDelta::Kind;
 
+// Returns tool_choice as OpenAI's API shows it.
+JsonText tool_choice(const GenerationRequest& request) {
+  if (!request.called.empty()) return {{"type", "function"}, {"name", request.called}};
+  return request.must_call ? "required" : request.response_tools.empty() ? "none" : "auto";
+}
+
 JsonText or_null(const std::string& text) { return text.empty() ? JsonText() : JsonText(text); }
 
 }  // namespace
@@ -25,7 +31,7 @@ ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
               {"temperature", request.sampling.temperature},
               {"text", request.response_text.empty() ? JsonText{{"format", {{"type", "text"}}}}
                                                      : JsonText::json(request.response_text)},
-              {"tool_choice", tools ? "auto" : "none"},
+              {"tool_choice", tool_choice(request)},
               {"tools", tools ? JsonText::json(request.response_tools) : JsonText::array()},
               {"top_p", request.sampling.top_p}};
 }

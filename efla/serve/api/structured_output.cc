@@ -1,7 +1,9 @@
 // The fields that say what a reply must be.
+#include <algorithm>
 #include <utility>
 
 #include "efla/serve/api/defaults.h"
+#include "efla/serve/api/error.h"
 #include "efla/serve/api/request_fields.h"
 #include "efla/serve/chat/json_slices.h"
 #include "efla/serve/grammar/json_schema.h"
@@ -101,6 +103,29 @@ void read_structured_outputs(const Fields& fields, std::string_view text, Genera
 }
 
 }  // namespace
+
+void read_strict(const Fields& fields, std::string_view written, const char* name, Tool& tool,
+                 GenerationRequest& request) {
+  const bool strict = fields.find<bool>("strict").value_or(false);
+  const bool called = request.must_call && (request.called.empty() || request.called == tool.name);
+  if (!strict && !called) return;
+  request.strict_calls = true;
+  const auto schema = json_member(written, name);
+  tool.schema = fields.check([&] {
+    return prepared_schema(
+        schema.empty() || schema == "null" ? R"({"type": "object", "additionalProperties": false})" : schema, name);
+  });
+}
+
+void require_called(const GenerationRequest& request) {
+  if (!request.must_call) return;
+  const auto is_called = [&](const Tool& tool) { return request.called.empty() || request.called == tool.name; };
+  if (std::ranges::any_of(request.tools, is_called)) return;
+  throw ApiError(400,
+                 "tool_choice: got " + (request.called.empty() ? "a call of a tool" : io::brief(request.called)) +
+                     ", expected a tool that tools has",
+                 "tool_choice");
+}
 
 void read_structured_output(const Fields& fields, std::string_view text, GenerationRequest& request) {
   if (fields.find("response_format") != nullptr) {

@@ -91,8 +91,34 @@ std::string_view json_member(std::string_view object, std::string_view name) {
   return value;
 }
 
+namespace {
+
+// Returns a text of JSON with at most two digits in a row outside of strings.
+std::string with_short_numbers(std::string_view text) {
+  constexpr std::size_t kMost = 2;
+  std::string shortened;
+  std::size_t digits = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '"') {
+      const auto size = std::min(string_size(text.substr(i)), text.size() - i);
+      shortened += text.substr(i, size);
+      i += size - 1;
+      digits = 0;
+      continue;
+    }
+    digits = text[i] >= '0' && text[i] <= '9' ? digits + 1 : 0;
+    if (digits <= kMost) shortened += text[i];
+  }
+  return shortened;
+}
+
+}  // namespace
+
 bool is_json(std::string_view text) {
-  return text.find('\0') == std::string_view::npos && nlohmann::json::accept(text);  // which ends at the byte 0
+  if (text.find('\0') != std::string_view::npos) return false;  // where the parser ends
+  if (nlohmann::json::accept(text)) return true;
+  // The parser refuses numbers beyond float64, which are JSON too.
+  return nlohmann::json::accept(with_short_numbers(text));
 }
 
 bool is_json_object(std::string_view text) {

@@ -11,11 +11,32 @@ namespace {
 
 using nlohmann::json;
 
-// Appends the types that a schema names, also in its anyOf and oneOf. Checks nothing, because the model sees the schema
-// as it is.
-void add_types(const json& schema, std::vector<std::string>& types, int depth = 0) {
+// Returns the schema that {"$ref": "#/…"} stands for; null for another place.
+const json* referenced(const json& root, const json& uri) {
+  if (!uri.is_string() || !uri.get_ref<const std::string&>().starts_with("#/")) return nullptr;
+  try {
+    return &root.at(json::json_pointer(uri.get_ref<const std::string&>().substr(1)));
+  } catch (const json::exception&) {
+    return nullptr;
+  }
+}
+
+// Appends the types that a schema names, also in its constants, anyOf, oneOf, allOf and $ref. Checks nothing, because
+// the model sees the schema as it is.
+void add_types(const json& root, const json& schema, std::vector<std::string>& types, int depth = 0) {
   constexpr int kDeepest = 8;
   if (!schema.is_object() || depth > kDeepest) return;
+  if (const auto ref = schema.find("$ref"); ref != schema.end()) {
+    if (const auto* described = referenced(root, *ref)) add_types(root, *described, types, depth + 1);
+  }
+  const auto add_constant = [&](const json& value) {
+    const std::string type = value.type_name();
+    types.push_back(value.is_number_integer() ? "integer" : type);
+  };
+  if (const auto value = schema.find("const"); value != schema.end()) add_constant(*value);
+  if (const auto values = schema.find("enum"); values != schema.end() && values->is_array()) {
+    std::for_each(values->begin(), values->end(), add_constant);
+  }
   const auto add = [&](const json& type) {
     if (type.is_string()) types.push_back(type.get<std::string>());
   };
@@ -26,10 +47,10 @@ void add_types(const json& schema, std::vector<std::string>& types, int depth = 
       add(*type);
     }
   }
-  for (const char* choice : {"anyOf", "oneOf"}) {
+  for (const char* choice : {"anyOf", "oneOf", "allOf"}) {
     const auto list = schema.find(choice);
     if (list == schema.end() || !list->is_array()) continue;
-    for (const auto& one : *list) add_types(one, types, depth + 1);
+    for (const auto& one : *list) add_types(root, one, types, depth + 1);
   }
 }
 
@@ -57,7 +78,7 @@ Tool make_tool(std::string name, const json& schema) {
   if (!schema.is_object() || !schema.contains("properties")) return tool;
   const auto& properties = schema.at("properties");
   if (!properties.is_object()) return tool;
-  for (const auto& [parameter, described] : properties.items()) add_types(described, tool.types[parameter]);
+  for (const auto& [parameter, described] : properties.items()) add_types(schema, described, tool.types[parameter]);
   return tool;
 }
 

@@ -9,10 +9,12 @@
 
 namespace efla::serve {
 
-// A tool. types: the types of JSON that its schema lets a parameter have, by the parameter's name; none: any.
+// A tool. types: the types of JSON that its schema lets a parameter have, by the parameter's name; none: any. schema:
+// as prepared_schema returns it, where calls must follow it.
 struct Tool {
   std::string name;
   std::map<std::string, std::vector<std::string>> types = {};
+  std::string schema = {};
 };
 
 // Returns the tool of a name and a JSON schema of its arguments.

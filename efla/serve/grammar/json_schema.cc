@@ -25,9 +25,8 @@ constexpr std::int64_t kMostRepeats = 10'000;  // of characters, elements and pr
 
 // Keywords that say nothing about the text.
 const Names& annotations() {
-  static const Names kNames{"title",    "description", "default",  "examples",    "deprecated",
-                            "readOnly", "writeOnly",   "$comment", "$schema",     "$id",
-                            "$defs",    "definitions", "$anchor",  "contentType", "discriminator"};
+  static const Names kNames{"title",     "description", "default", "examples", "deprecated", "readOnly",
+                            "writeOnly", "$comment",    "$schema", "$id",      "$anchor",    "discriminator"};
   return kNames;
 }
 
@@ -78,6 +77,7 @@ class Preparation {
                   "at most " + std::to_string(kMostSchemas) + " schemas, nested at most " + std::to_string(kDeepest) +
                       " levels deep");
     }
+    remove_annotations(schema);
     for (const char* name : {"$defs", "definitions"}) prepare_map(schema, name, path, depth);
     for (const char* name : {"$ref", "const", "enum", "anyOf", "oneOf", "allOf"}) {
       if (!schema.contains(name)) continue;
@@ -94,10 +94,18 @@ class Preparation {
     refuse(path, "the keyword " + printable(name, 100), "only keywords that a reply can be forced to follow");
   }
 
-  // Refuses keywords but annotations and the allowed ones.
+  static void remove_annotations(Json& schema) {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : schema.items()) {
+      if (annotations().contains(name) || name.starts_with("x-")) names.push_back(name);
+    }
+    for (const auto& name : names) schema.erase(name);
+  }
+
+  // Refuses keywords but the allowed ones.
   void require_keywords(const Json& schema, const std::string& path, const Names& allowed) const {
     for (const auto& [name, value] : schema.items()) {
-      if (allowed.contains(name) || annotations().contains(name) || name.starts_with("x-")) continue;
+      if (allowed.contains(name) || name == "$defs" || name == "definitions") continue;
       refuse_keyword(path, name);
     }
   }
@@ -256,7 +264,9 @@ class Preparation {
   }
 
   void prepare_array(Json& schema, const std::string& path, int depth) {
-    if (schema.contains("items")) prepare(schema["items"], path + "/items", depth + 1);
+    if (!schema.contains("items")) schema["items"] = Json::object();
+    if (schema["items"] == true) schema["items"] = Json::object();
+    prepare(schema["items"], path + "/items", depth + 1);
     if (schema.contains("prefixItems")) {
       auto& items = schema["prefixItems"];
       if (!items.is_array()) refuse(path, "prefixItems that is no list", "a list of schemas");
