@@ -273,9 +273,9 @@ void add_export(CLI::App& program) {
       ->type_name("FILE");
   command
       ->add_option("--gguf-type", arguments->gguf_type,
-                   "Type of the file's weights of linear layers; by default BF16 or F32, as the folder\n"
-                   "has them")
-      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
+                   "Type of the file's weights of linear layers: F32, F16, BF16, Q8_0, or Q4_0 for MLPs\n"
+                   "and Q8_0 for others; by default BF16 or F32, as the folder has them")
+      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0", "Q4_0"}));
   command->callback([arguments] { run_export(*arguments); });
 }
 

@@ -151,6 +151,15 @@ TEST(GgufFamily, ExportsTypes) {
     EXPECT_LE(worst, most) << type;
     EXPECT_GT(worst, 0.0) << type;
   }
+  export_gguf(folder.path(), folder / "m.gguf", "Q4_0", {});
+  const io::GgufFile four(folder / "m.gguf");
+  const auto& up = *four.find("blk.0.ffn_up.weight");
+  EXPECT_EQ(up.type->name, "Q4_0");
+  EXPECT_EQ(four.find("blk.0.attn_qkv.weight")->type->name, "Q8_0");
+  Values numbers(256 * 256), weights = tensors.all.at("model.layers.0.mlp.up_proj.weight").values;
+  io::dequantise(*up.type, up.bytes, numbers.data());
+  const PackedWeight loaded({torch::from_blob(weights.data(), {256, 256})}, WeightType::int4);
+  EXPECT_TRUE(torch::from_blob(numbers.data(), {256, 256}).equal(loaded.widened())) << "--weights int4 rounds alike";
   test::expect_error([&] { export_gguf(folder.path(), folder / "m.gguf", "Q4_K", {}); }, "gguf_type", "F32, F16");
   test::expect_error([&] { export_gguf(folder / "m.gguf", folder / "n.gguf", "F32", {}); }, "gguf", "a folder");
   write_family_folder(folder.path(), random_family_config(true, 1), tensors, false, false);

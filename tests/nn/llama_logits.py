@@ -4,7 +4,7 @@
     tests/nn/llama_logits.py EFLA LLAMA_LOGITS [RESULTS]
 
 EFLA is the program, LLAMA_LOGITS is compiled from llama_logits.cc. Writes small folders of Qwen3.5 with random weights, exports
-each as F32, BF16, F16 and Q8_0, and prints, in parts of the largest logit of the folder, how far the logits of efla and of
+each as F32, BF16, F16, Q8_0 and Q4_0, and prints, in parts of the largest logit of the folder, how far the logits of efla and of
 llama.cpp for the file are from efla's for the folder, and from each other; one line of JSON each goes to RESULTS. Exits with 1
 where programs differ by more than 1e-3 with F32. Not a part of the tests that run by themselves, because it needs llama.cpp
 and NumPy; without LLAMA_LOGITS it says so and exits with 0.
@@ -20,7 +20,7 @@ import tempfile
 import numpy as np
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5] * 3
-TYPES = ("F32", "BF16", "F16", "Q8_0")
+TYPES = ("F32", "BF16", "F16", "Q8_0", "Q4_0")
 METHOD = ("tests/nn/llama_logits.py: Qwen3.5 models with random weights; largest difference of the logits of 96 tokens, in parts of "
           "the largest logit of efla for the folder, which is in float32")
 MOST = 1e-3  # of F32 files; both programs add in float32

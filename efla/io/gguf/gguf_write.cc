@@ -1,7 +1,5 @@
 #include "efla/io/gguf/gguf_write.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -9,6 +7,7 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/quantise.h"
 
 namespace efla::io {
 namespace {
@@ -101,14 +100,10 @@ void quantise(const GgufType& type, const float* from, std::int64_t count, std::
     std::memcpy(to, &number, sizeof(number));
     to += sizeof(number);
   };
-  if (type.name == "Q8_0") {
-    for (std::int64_t at = 0; at < count; at += type.elements) {
-      const float* block = from + at;
-      float largest = 0.0F;
-      for (std::int64_t i = 0; i < type.elements; ++i) largest = std::max(largest, std::abs(block[i]));
-      const float scale = largest / 127.0F, inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
-      put(to_float16(scale));
-      for (std::int64_t i = 0; i < type.elements; ++i) put(static_cast<std::int8_t>(std::round(block[i] * inverse)));
+  if (type.name == "Q8_0" || type.name == "Q4_0") {
+    for (std::int64_t at = 0; at < count; at += type.elements, to += type.bytes) {
+      const std::span<const float, 32> block(from + at, 32);
+      type.name == "Q8_0" ? quantise_q8_0(block, to) : quantise_q4_0(block, to);
     }
     return;
   }

@@ -31,7 +31,7 @@ struct GgufNewTensor {
 // Writes a file, whole or not at all. Throws Error for a tensor whose bytes are not as many as its shape says.
 void write_gguf(const std::filesystem::path& path, const GgufEntries& metadata, std::span<const GgufNewTensor> tensors);
 
-// Writes `count` numbers in whole blocks of a type to `to`: F32, F16, BF16, or Q8_0, as llama.cpp rounds them.
+// Writes `count` numbers in whole blocks of a type to `to`: F32, F16, BF16, Q8_0 or Q4_0 (quantise.h).
 void quantise(const GgufType& type, const float* from, std::int64_t count, std::uint8_t* to);
 
 }  // namespace efla::io

@@ -56,15 +56,15 @@ RowSource moved(RowSource from, Order rows, Order columns) {
 // Collects the tensors of a file.
 class GgufTensorList {
  public:
-  GgufTensorList(const MixerConfig& mixer, const std::string& type) : mixer_(mixer), type_(io::find_gguf_type(type)) {}
+  // type: of the weights of MLPs. Four bits are too few for others, which then have eight.
+  GgufTensorList(const MixerConfig& mixer, const std::string& type)
+      : mixer_(mixer),
+        mlp_type_(io::find_gguf_type(type)),
+        type_(type == "Q4_0" ? io::find_gguf_type("Q8_0") : mlp_type_) {}
 
   std::span<const io::GgufNewTensor> tensors() const { return tensors_; }
 
-  void weight(const std::string& name, RowSource from) {
-    const bool whole = from.columns % type_->elements == 0;
-    const std::vector<std::int64_t> shape{from.rows, from.columns};
-    add(name, *(whole ? type_ : io::find_gguf_type("F16")), shape, std::move(from));
-  }
+  void weight(const std::string& name, RowSource from) { weight(name, std::move(from), type_); }
   void exact(const std::string& name, RowSource from) {
     const std::vector<std::int64_t> shape{from.rows, from.columns};
     add(name, *io::find_gguf_type("F32"), shape, std::move(from));
@@ -77,13 +77,19 @@ class GgufTensorList {
   void layer(const std::string& block, const LayerTensors& from) {
     vector(block + "attn_norm.weight", from.before_mixer);
     vector(block + "post_attention_norm.weight", from.before_mlp);
-    weight(block + "ffn_gate.weight", rows_of(from.mlp.gate_up[0]));
-    weight(block + "ffn_up.weight", rows_of(from.mlp.gate_up[1]));
-    weight(block + "ffn_down.weight", rows_of(from.mlp.down));
+    weight(block + "ffn_gate.weight", rows_of(from.mlp.gate_up[0]), mlp_type_);
+    weight(block + "ffn_up.weight", rows_of(from.mlp.gate_up[1]), mlp_type_);
+    weight(block + "ffn_down.weight", rows_of(from.mlp.down), mlp_type_);
     from.attends ? attention(block, from.attention) : mixer(block, from.mixer);
   }
 
  private:
+  void weight(const std::string& name, RowSource from, const io::GgufType* type) {
+    const bool whole = from.columns % type->elements == 0;
+    const std::vector<std::int64_t> shape{from.rows, from.columns};
+    add(name, *(whole ? type : io::find_gguf_type("F16")), shape, std::move(from));
+  }
+
   void add(const std::string& name, const io::GgufType& type, std::vector<std::int64_t> shape, RowSource from) {
     const auto make = [&type, from = std::move(from)] {
       const auto row_bytes = static_cast<std::size_t>(from.columns / type.elements * type.bytes);
@@ -137,7 +143,7 @@ class GgufTensorList {
   }
 
   const MixerConfig mixer_;
-  const io::GgufType* const type_;
+  const io::GgufType *const mlp_type_, *const type_;
   std::vector<io::GgufNewTensor> tensors_;
 };
 
@@ -153,7 +159,7 @@ std::int64_t longest_context(const std::filesystem::path& folder) {
 }
 
 std::uint32_t file_type(const std::string& type) {
-  return type == "F32" ? 0 : type == "F16" ? 1 : type == "Q8_0" ? 7 : 32;
+  return type == "F32" ? 0 : type == "F16" ? 1 : type == "Q4_0" ? 2 : type == "Q8_0" ? 7 : 32;
 }
 
 io::GgufEntries entries_of(const FamilyConfig& config, std::int64_t context, const std::string& type) {
@@ -202,8 +208,8 @@ GgufExported export_gguf(const std::filesystem::path& folder, const std::filesys
   FamilyTensors tensors(folder, config);
   const StoredMatrix embeddings = tensors.embeddings();
   const std::string chosen = !type.empty() ? type : embeddings.narrow ? "BF16" : "F32";
-  require(chosen == "F32" || chosen == "F16" || chosen == "BF16" || chosen == "Q8_0", "gguf_type", type,
-          "F32, F16, BF16 or Q8_0");
+  constexpr std::string_view kTypes[]{"F32", "F16", "BF16", "Q8_0", "Q4_0"};
+  require(std::ranges::find(kTypes, chosen) != std::end(kTypes), "gguf_type", type, "F32, F16, BF16, Q8_0 or Q4_0");
   GgufTensorList list(config.mixer, chosen);
   list.weight("token_embd.weight", rows_of(embeddings));
   if (!tensors.tied()) list.weight("output.weight", rows_of(tensors.head()));

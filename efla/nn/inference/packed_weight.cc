@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "efla/base/error.h"
+#include "efla/base/quantise.h"
 #include "efla/ops/layers/linear.h"
 
 namespace efla::nn {
@@ -30,20 +30,6 @@ float scale_for(float largest) {
   const float scale = largest / 127.0F;
   // A denormal scale may be rounded down far, even to 0, so that a quotient would be above 127.
   return largest > 0.0F && scale < std::numeric_limits<float>::min() ? std::nextafter(scale, 1.0F) : scale;
-}
-
-// Writes a block of Q4_0: the scale, then the integers from −8 to 7 plus 8, of the first half in the low bits.
-void quantise_four_bits(const std::array<float, 32>& numbers, std::uint8_t* block) {
-  constexpr float kLargestScale = 65504.0F;  // of float16
-  constexpr std::size_t kHalf = 16;
-  const float extreme = *std::ranges::max_element(numbers, {}, [](float x) { return std::abs(x); });
-  const float16 scale = to_float16(std::clamp(extreme / -8.0F, -kLargestScale, kLargestScale));
-  const float inverse = to_float(scale) != 0.0F ? 1.0F / to_float(scale) : 0.0F;
-  const auto integer = [&](float x) { return static_cast<int>(std::clamp(std::round(x * inverse), -8.0F, 7.0F)) + 8; };
-  std::memcpy(block, &scale, sizeof(scale));
-  for (std::size_t i = 0; i < kHalf; ++i) {
-    block[sizeof(scale) + i] = static_cast<std::uint8_t>(integer(numbers[i]) | integer(numbers[kHalf + i]) << 4);
-  }
 }
 
 }  // namespace
@@ -139,7 +125,7 @@ PackedWeight::Part PackedWeight::four_bits(const LinearForward& from) {
     for (std::int64_t begin = 0; begin < matrix.columns; begin += kLayout.elements, block += kLayout.bytes) {
       std::array<float, kLayout.elements> numbers{};
       for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = from.weight_at(n, begin + static_cast<int>(i));
-      quantise_four_bits(numbers, block);
+      quantise_q4_0(numbers, block);
     }
   }
   LinearForward p;
