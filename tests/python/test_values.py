@@ -58,6 +58,36 @@ class Values(unittest.TestCase):
             exact = {**x, "g": x["g"].clamp_min(-600.0)}
             self.check(got, comba(**exact, p=0.7 * x["k"], initial_state=s, l2norm=True), what=function.__name__)
 
+    def test_four_steps_per_token_follow_products_of_permutations_of_five(self):
+        # I − 2 k kᵀ with k = (e_a − e_b)/√2 exchanges rows a and b of the state, and four exchanges make every permutation.
+        generator = torch.Generator().manual_seed(1)
+        tokens, steps = 500, 4
+        keys, beta = torch.zeros(tokens * steps, 5), torch.zeros(tokens * steps)
+        rows, products = list(range(5)), []
+        for t in range(tokens):
+            permutation = torch.randperm(5, generator=generator).tolist()
+            order = list(range(5))
+            for i in range(steps):
+                j = order.index(permutation[i])
+                if j != i:
+                    order[i], order[j] = order[j], order[i]
+                    keys[t * steps + i, i], keys[t * steps + i, j] = 0.5**0.5, -(0.5**0.5)
+                    beta[t * steps + i] = 2.0
+            rows = [rows[i] for i in permutation]
+            products.append(rows)
+        o, _ = efla.chunk_gated_delta_product(
+            torch.eye(5).expand(1, tokens, 5, 5),  # head h reads row h
+            keys[None, :, None].expand(1, -1, 5, -1),
+            torch.zeros(1, tokens * steps, 5, 5),
+            None,
+            beta[None, :, None].expand(1, -1, 5),
+            steps,
+            scale=1.0,
+            initial_state=torch.eye(5).expand(1, 5, 5, 5),
+        )
+        self.assertTrue(torch.equal(o[0].argmax(-1), torch.tensor(products)))
+        self.assertLess(float((o[0] - torch.nn.functional.one_hot(torch.tensor(products), 5)).abs().max()), 1e-3)
+
     def test_efla_and_its_family(self):
         for function in (efla.chunk_efla, efla.fused_recurrent_efla):
             for step in ("exact", "rk2", "rk4", "implicit_euler", "trapezoid", "euler"):
