@@ -184,6 +184,8 @@ class FakeEngine : public engine::Engine {
     s.finished[engine::FinishReason::stop] = 3;
     s.cache_queries = 90;
     s.cache_hits = 64;
+    s.drafted_tokens = 40;
+    s.accepted_tokens = 30;
     s.first_token_seconds = {.bounds = {0.1, 1}, .counts = {2, 1, 1}, .sum = 3.5};
     s.queue_seconds = s.between_tokens_seconds = s.first_token_seconds;
     return s;

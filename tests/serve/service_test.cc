@@ -239,7 +239,8 @@ TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
        {"efla:time_to_first_token_seconds_bucket{le=\"0.1\"} 2\n",
         "efla:time_to_first_token_seconds_bucket{le=\"+Inf\"} 4\n", "efla:time_to_first_token_seconds_sum 3.5\n",
         "efla:slots 8\n", "efla:kv_cache_usage_perc 0.25\n", "efla:prefix_cache_queries_total 90\n",
-        "efla:prefix_cache_hits_total 64\n", "efla:request_success_total{finished_reason=\"stop\"} 3\n",
+        "efla:prefix_cache_hits_total 64\n", "efla:spec_decode_num_draft_tokens_total 40\n",
+        "efla:spec_decode_num_accepted_tokens_total 30\n", "efla:request_success_total{finished_reason=\"stop\"} 3\n",
         "efla:http_replies_total{status=\"404\"} 2\n"}) {
     EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
   }
