@@ -7,6 +7,7 @@ FOLDER has a Qwen3.5 with tied embeddings; its values do not matter. A copy gets
 their products computed: the likeliest token after a token is this token itself, and the other tokens are drawn with a probability that
 the temperature sets. The head copies the embedding of the last token, so it drafts the likeliest token; with the sign of the embedding
 turned it drafts a token that is never drawn. Prompt lookup, which would draft repetitions, is off. Every pair of replies is compared.
+Rates are in processor time of one thread, because it depends less on other programs: of a reply without the time of its first token.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import array
 import json
 import math
 import pathlib
+import resource
 import statistics
 import struct
 import subprocess
@@ -132,10 +134,15 @@ def temperatures(source, wanted):
 
 
 def reply(arguments, folder, more):
-    command = [arguments.efla, "generate", folder, "--tokenizer", "bytes", "--prompt", "abcd" * 16, "--json"]
-    command += ["--max-tokens", str(arguments.tokens), "--draft-tokens", "0", "--weights", arguments.weights, *more]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(result.stdout)
+    command = [arguments.efla, "generate", folder, "--tokenizer", "bytes", "--prompt", "abcd", "--json"]
+    command += ["--draft-tokens", "0", "--threads", "1", "--weights", arguments.weights, *more]
+    seconds = {}
+    for tokens in (1, arguments.tokens):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        result = subprocess.run([*command, "--max-tokens", str(tokens)], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds[tokens] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads(result.stdout), (arguments.tokens - 1) / (seconds[arguments.tokens] - seconds[1])
 
 
 def measure(arguments, folder, right, sampling):
@@ -143,12 +150,12 @@ def measure(arguments, folder, right, sampling):
     rates, lines = {}, {}
     for turn in range(arguments.turns):
         for most in [0, *arguments.head]:
-            line = reply(arguments, folder, ["--draft-head", str(most), *sampling, "--seed", str(turn)])
+            line, rate = reply(arguments, folder, ["--draft-head", str(most), *sampling, "--seed", str(turn)])
             if most == 0:
                 text = line["text"]
             if line["text"] != text:
                 sys.exit(f"--draft-head {most} changes the reply")
-            rates.setdefault(most, []).append(line["decode_tokens_per_s"])
+            rates.setdefault(most, []).append(rate)
             lines[most] = line
     for most in arguments.head:
         ratios = [b / a for a, b in zip(rates[0], rates[most])]
@@ -164,9 +171,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("efla")
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--head", type=int, nargs="+", default=[1, 3, 7])
+    parser.add_argument("--head", type=int, nargs="+", default=[7])
     parser.add_argument("--right", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0])
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--weights", default="float32")
     arguments = parser.parse_args()

@@ -8,7 +8,7 @@ namespace efla::engine {
 namespace {
 
 constexpr double kNew = 0.25;         // of a new time in the mean
-constexpr double kUnknownCost = 0.3;  // until the first draft
+constexpr double kUnknownCost = 0.5;  // until the first draft
 constexpr int kLeastPlain = 2;        // steps without drafts before the first draft, of which the first may be slow
 constexpr int kMostSince = 64;        // steps with drafts from one without drafts to the next
 constexpr double kKept = 0.95;        // of the recent tokens, per new one

@@ -42,9 +42,9 @@ class HeadDrafts {
   void end(std::size_t right, std::size_t drafted);
 
  private:
-  static constexpr std::int64_t kFirstPause = 16, kLongestPause = 64;
+  static constexpr std::int64_t kFirstPause = 32, kLongestPause = 128;
 
-  double right_ = 1.0, tried_ = 1.5;  // recent tokens, as if some had been tried before the first one
+  double right_ = 0.9, tried_ = 1.5;  // recent tokens, as if some had been tried before the first one
   std::int64_t waited_ = 0, pause_ = kFirstPause;
 };
 
