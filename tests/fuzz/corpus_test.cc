@@ -40,8 +40,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Target{"sentencepiece", sentencepiece}, Target{"tokenizer_json", tokenizer_json},
                     Target{"documents", documents}, Target{"lm_tasks", lm_tasks}, Target{"toml", toml},
                     Target{"http_requests", http_requests}, Target{"api_requests", api_requests},
-                    Target{"replies", replies}, Target{"session", session}, Target{"family_config", family_config},
-                    Target{"weights_index", weights_index}),
+                    Target{"replies", replies}, Target{"schemas", schemas}, Target{"session", session},
+                    Target{"family_config", family_config}, Target{"weights_index", weights_index}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

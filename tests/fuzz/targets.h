@@ -40,6 +40,8 @@ void http_requests(io::ByteView bytes);
 void api_requests(io::ByteView bytes);
 // The text of a model's reply; the first byte chooses how it writes calls of tools.
 void replies(io::ByteView bytes);
+// A JSON schema, a regular expression or a grammar that a client wants a reply to follow; the first byte says which.
+void schemas(io::ByteView bytes);
 // The record in the file of a session: a state that a client of the server sends, or a file of its folder.
 void session(io::ByteView bytes);
 // The config.json of a model of a family.
