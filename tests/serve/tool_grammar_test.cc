@@ -141,6 +141,11 @@ TEST(XmlArguments, RefusesWhatTextsCannotSay) {
   refused(R"({"type": "string", "format": "date"})", "no format");
   refused(R"({"enum": ["a", 1]})", "constants that are all texts, or none");
   refused(R"({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]})", "no choice between a text and");
+  refused(R"({"oneOf": [{"type": "string"}, {"type": "null"}]})", "anyOf instead of oneOf");
+  const std::vector<Tool> tools{
+      tool_of("t", R"({"properties": {"p": {"oneOf": [{"type": "null"}, {"type": "null"}]}}})")};
+  const auto source = tool_grammar(tools, ToolFormat::xml, {.must_call = true}, std::nullopt, "arguments");
+  EXPECT_NE(source.text.find("oneOf"), std::string::npos) << "XGrammar refuses it, if the schemas overlap";
 }
 
 }  // namespace

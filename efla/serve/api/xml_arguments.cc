@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "efla/base/error.h"
@@ -70,7 +71,12 @@ class Parameters {
     }
     if (schema.contains("enum")) return constants(name, schema.at("enum"));
     for (const char* several : {"anyOf", "oneOf", "allOf"}) {
-      if (schema.contains(several)) return union_of(name, schema.at(several), depth);
+      if (!schema.contains(several)) continue;
+      if (!has_text(schema)) return json(schema);
+      const auto& schemas = schema.at(several);
+      if (several == std::string_view("oneOf") && schemas.size() > 1)
+        refuse(name, "anyOf instead of oneOf with a text");
+      return union_of(name, schemas, depth);
     }
     const auto type = schema.value("type", Json());
     if (!type.is_array()) return type == "string" ? text(name, schema) : type.is_null() ? any_text() : json(schema);
