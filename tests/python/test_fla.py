@@ -313,6 +313,9 @@ class OnCpu(WithFla):
             ("GatedDeltaNet", {"head_dim": 16, "num_heads": 2, "num_v_heads": 4, "conv_bias": True}),
             ("GatedDeltaProduct", {"head_dim": 16, "num_heads": 2, "num_v_heads": 4, "num_householder": 3}),
             ("GatedDeltaProduct", {"head_dim": 16, "num_heads": 2, "use_forget_gate": False, "use_output_gate": False}),
+            ("Comba", {"head_dim": 16, "num_heads": 2, "correction_factor": 0.5}),
+            ("Comba", {"head_dim": 16, "num_heads": 2, "num_v_heads": 4, "use_inner_decay": False, "use_output_gate": False}),
+            ("GatedDeltaNet2", {"head_dim": 16, "num_heads": 2, "allow_neg_eigval": True}),
             ("KimiDeltaAttention", {"head_dim": 16, "num_heads": 2, "safe_gate": True, "lower_bound": -5.0}),
         ):
             layer = getattr(fla.layers, name)(hidden_size=64, layer_idx=0, **named)

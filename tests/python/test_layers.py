@@ -10,7 +10,19 @@ import torch
 from support import assert_close
 
 import efla
-from efla.layers import EFLA, RULES, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention, Mixer, Rule, Sizes
+from efla.layers import (
+    EFLA,
+    RULES,
+    Comba,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedDeltaNet2,
+    GatedDeltaProduct,
+    KimiDeltaAttention,
+    Mixer,
+    Rule,
+    Sizes,
+)
 
 CONV = {f"{x}_conv1d.weight": [size, 1, 4] for x, size in (("q", 32), ("k", 32))}
 QK = {f"{x}_proj.weight": [32, 24] for x in "qk"}
@@ -91,6 +103,8 @@ ARGUMENTS = {
     "DeltaNet": {"hidden_size": 24, "num_heads": 2, "use_gate": True},
     "GatedDeltaNet": {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "num_v_heads": 4},
     "GatedDeltaProduct": {"hidden_size": 24, "head_dim": 8, "num_heads": 2, "num_v_heads": 4},
+    "Comba": {"hidden_size": 24, "head_dim": 8, "num_heads": 4},
+    "GatedDeltaNet2": {"hidden_size": 24, "head_dim": 8, "num_heads": 4},
     "KimiDeltaAttention": {"hidden_size": 24, "head_dim": 8, "num_heads": 2},
     "EFLA": {"hidden_size": 24, "num_heads": 2, "rule": "efla-adaptive"},
 }
@@ -112,6 +126,19 @@ def layers():
         GatedDeltaProduct(
             hidden_size=24, head_dim=8, num_heads=2, use_forget_gate=False, allow_neg_eigval=False, use_short_conv=False, layer_idx=2
         ),
+        Comba(hidden_size=24, head_dim=8, num_heads=2, correction_factor=0.5, layer_idx=0),
+        Comba(
+            hidden_size=24,
+            head_dim=8,
+            num_heads=2,
+            num_v_heads=4,
+            mode="fused_recurrent",
+            use_output_gate=False,
+            use_inner_decay=False,
+            layer_idx=0,
+        ),
+        GatedDeltaNet2(hidden_size=24, head_dim=8, num_heads=2, allow_neg_eigval=True, layer_idx=1),
+        GatedDeltaNet2(hidden_size=24, head_dim=8, num_heads=2, mode="fused_recurrent", use_short_conv=False, layer_idx=1),
     ]
 
 

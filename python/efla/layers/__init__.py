@@ -2,5 +2,18 @@
 
 from efla.layers.mixer import RULES, Mixer, Rule, Sizes
 from efla.layers.named import EFLA, DeltaNet, GatedDeltaNet, GatedDeltaProduct, KimiDeltaAttention
+from efla.layers.two_keys import Comba, GatedDeltaNet2
 
-__all__ = ["EFLA", "DeltaNet", "GatedDeltaNet", "GatedDeltaProduct", "KimiDeltaAttention", "Mixer", "RULES", "Rule", "Sizes"]
+__all__ = [
+    "Comba",
+    "DeltaNet",
+    "EFLA",
+    "GatedDeltaNet",
+    "GatedDeltaNet2",
+    "GatedDeltaProduct",
+    "KimiDeltaAttention",
+    "Mixer",
+    "RULES",
+    "Rule",
+    "Sizes",
+]

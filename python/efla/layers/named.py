@@ -27,7 +27,7 @@ def _of_width(layer: str, hidden_size: int, num_heads: int, expand_k: float, exp
     return Sizes(hidden_size, num_heads, num_heads, key_dim, value_dim)
 
 
-def _of_heads(
+def of_heads(
     layer: str, hidden_size: int, head_dim: int, num_heads: int, num_v_heads: int | None, expand_v: float
 ) -> Sizes:
     """The sizes of a mixer whose heads have a size of their own."""
@@ -166,7 +166,7 @@ class GatedDeltaNet(Mixer):
             norm_eps: added to the mean square in the norm of the output.
         """
         super().__init__(
-            _of_heads("GatedDeltaNet", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
+            of_heads("GatedDeltaNet", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
             RULES["gdn"],
             mode=mode,
             gate="silu" if use_gate else None,
@@ -209,7 +209,7 @@ class GatedDeltaProduct(Mixer):
             num_householder: n, the steps per token, each with keys, values and a β of its own.
         """
         super().__init__(
-            _of_heads("GatedDeltaProduct", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
+            of_heads("GatedDeltaProduct", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
             Rule("euler", qk_norm="l2", decay="scalar" if use_forget_gate else None, steps=num_householder),
             mode=mode,
             gate="silu" if use_output_gate else None,
@@ -250,7 +250,7 @@ class KimiDeltaAttention(Mixer):
         """
         check_lower_bound("KimiDeltaAttention", lower_bound, safe_gate)
         super().__init__(
-            _of_heads("KimiDeltaAttention", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
+            of_heads("KimiDeltaAttention", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
             replace(RULES["kda"], lower_bound=lower_bound, safe_gate=safe_gate),
             mode=mode,
             gate="sigmoid",
