@@ -319,6 +319,27 @@ TEST(CudaChunkTruncation, KeepsWhatIsLeftAlone) {
   EXPECT_FALSE(std::isnan(to_float(data.o.view()(0, c.tokens - 1, 0, 40))));
 }
 
+// A packed sequence that is shorter than the mean: its chunks fill the segments that forget, but not all of the
+// segments with maps, so that a walk that is computed again has no chunk of its own. Its values end in the first chunk.
+TEST(CudaChunkTruncation, ComputesEmptySegmentsAgain) {
+  if (!gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  DeltaCase c{"exact", 1, 1, false, 1, 8000, 1, 128, 128, 1, Layout::contiguous, true, true, false};
+  c.decay = Decay::scalar;
+  c.cu_seqlens = {0, 590, 7400, 8000};
+  const std::int64_t chunks = 10;
+  const int forgetting = gpu::forgetting_segments_of(c.shape(), c.rule()), segments = gpu::segments_of(c.shape());
+  ASSERT_LT((forgetting - 1) * gpu::segment_chunks(chunks, forgetting), chunks);
+  ASSERT_GE((segments - 1) * gpu::segment_chunks(chunks, segments), chunks);
+  DeltaData<bfloat16> data(c);
+  for (std::int64_t t = 0; t < c.tokens; ++t) {
+    data.g.view()(0, t, 0, 0) = -0.3F;
+    for (std::int64_t j = 0; j < c.value_dim && t >= gpu::kChunkTokens && t < 590; ++j) {
+      data.v.view()(0, t, 0, j) = to_bfloat16(0);
+    }
+  }
+  expect_forward(c, data, gpu::ChunkKernel::sweep);
+}
+
 // More sequences than a grid has rows in its second dimension, and a graph that replays the call.
 TEST(CudaChunkLaunch, ManySequencesInAGraph) {
   constexpr std::int64_t kSequences = 70'000;

@@ -121,7 +121,9 @@ __device__ __forceinline__ void truncate(const ChunkProblem<E>& c, Walk& walk, i
     if (lane != 0) return;
     if (done) {
       walk.chunks = -1;
-    } else {
+    } else if (walk.chunks == 0 && walk.segment == walk.segments - 1) {
+      place(walk, c, 0, 1);  // a last segment without chunks, which writes the state after the sequence
+    } else if (walk.chunks > 0) {
       begin_before(walk, walk.first_chunk, kFromInitial);
     }
   } else if (lane == 0) {
