@@ -165,8 +165,12 @@ std::vector<RepeatedCase> repeated_cases() {
   using enum Decay;
   DeltaCase packed = gated(scalar, 1, 900, 2, 128, 128);
   packed.cu_seqlens = {0, 0, 1, 64, 65, 193, 400, 400, 837, 900, 900};
+  DeltaCase forgetting = gated(scalar, 1, kCutTokens, 1, 128, 128);  // within the warm-up of a segment
+  forgetting.gate = 0.4;
   return {
       {"SegmentsForward", sweep, false, gated(none, 1, kCutTokens, 1, 128, 128)},
+      {"ScalarForward", sweep, false, gated(scalar, 1, kCutTokens, 1, 128, 128)},
+      {"ForgettingForward", sweep, false, forgetting},
       {"FusedForward", fused, false, gated(scalar, 2, 300, 2, 128, 128)},
       {"ChannelForward", sweep, false, gated(channel, 1, kCutTokens, 1, 128, 128)},
       {"ScalarBackward", sweep, true, gated(scalar, 8, 200, 16, 64, 128)},
@@ -189,6 +193,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, CudaRepeats, testing::ValuesIn(repeated_cases())
 
 TEST(CudaRepeatsOf, SegmentsCutTheirSequences) {
   EXPECT_GT(gpu::segments_of(gated(Decay::none, 1, kCutTokens, 1, 128, 128).shape()), 2);
+  const DeltaCase scalar = gated(Decay::scalar, 1, kCutTokens, 1, 128, 128);
+  EXPECT_GT(gpu::forgetting_segments_of(scalar.shape(), scalar.rule()), 1);
 }
 
 void expect_same_float32(EraseKey erase_key) {

@@ -65,12 +65,11 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
   // The shared memory of thread blocks that compute the first segment's outputs in a launch of the maps.
   [[maybe_unused]] auto& first = *reinterpret_cast<Shared<kTiles, 1, false, kChannel>*>(memory);
   __shared__ Walk walk;
-  let_next_kernel_begin();
+  if constexpr (!kTruncates || kOutputs) let_next_kernel_begin();
   if constexpr (kFused) wait_for_kernels();
   if (threadIdx.x == 0) walk = walk_of<kGroups, kOutputs>(c);
   if constexpr (kTruncates) {
     if (threadIdx.x < 32) {
-      wait_for_kernels();
       __syncwarp();
       truncate<kGroups, kOutputs>(c, walk, threadIdx.x);
     }

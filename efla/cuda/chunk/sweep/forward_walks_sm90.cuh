@@ -185,6 +185,56 @@ __device__ __forceinline__ void finish_state(float (&s)[32 * kTiles], const Chun
   write_state<kTiles>(s, state_after(c, walk), 0, 0, walk.column + 64 * group + 16 * warp_of(own), own % 32);
 }
 
+// Carries a warpgroup's 64 columns `group` of the state s through the first `chunks` chunks of a walk, without outputs.
+template <int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void advance(float (&s)[32 * kTiles], const ChunkProblem<E>&, int chunks, int group,
+                                        int warp, int lane, Shared<kTiles, kGroups, false, kChannel>& shared) {
+  constexpr int kStages = Shared<kTiles, kGroups, false, kChannel>::kStages,
+                kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
+  const int tail = shared.walk.tail;
+  float e[32];
+  leave_undefined(e);
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    auto& rows = shared.rows[chunk % kStages];
+    const ChunkRecord& record = shared.record[chunk % kRecords];
+    std::uint32_t operand[4 * kTiles][4], written[4][4];
+    to_operands<E>(operand, s);
+    wait_for_rows(chunk, tail, shared);
+    products_fence();
+    multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
+    products_commit();
+    shared.record_ring.wait_full(chunk);
+    products_wait<0>();
+    residual<E>(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
+    products_fence();
+    multiply_chunk<E>(e, written, record.t, false);
+    products_commit();
+    decay_state(s, rows, record, lane);
+    products_wait<0>();
+    scale_columns(e, record.write, lane);
+    to_operands<E>(written, e);
+    products_fence();
+    update_state<E, kTiles>(s, written, shared_address(rows.written()));
+    products_commit();
+    products_wait<0>();
+    __syncwarp();
+    if (lane == 0) {
+      shared.record_ring.release(chunk);
+      shared.rows_ring.release(chunk);
+    }
+  }
+}
+
+// Computes a warpgroup's part of the state before the first chunk with outputs.
+template <bool kTruncates, int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void begin_state(float (&s)[32 * kTiles], const ChunkProblem<E>& c, int group, int thread,
+                                            Shared<kTiles, kGroups, false, kChannel>& shared) {
+  const int warp = warp_of(thread), lane = thread % 32;
+  read_state_before<kTruncates>(s, c, shared.walk.column + 64 * group + 16 * warp, lane, shared);
+  if constexpr (kTruncates) advance(s, c, shared.walk.warm_up, group, warp, lane, shared);
+}
+
 // Runs the warpgroup of a thread block with 64 value columns, which carries the state through the walk and computes
 // outputs. The product P U of a chunk is computed while the residual of the next chunk is computed. The outputs of a
 // chunk replace the values of the next chunk, from where the copy engine writes them.
@@ -193,64 +243,66 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
                                              int thread, Shared<kTiles, 1, false, kChannel>& shared) {
   using Memory = Shared<kTiles, 1, false, kChannel>;
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
-  const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   const int tail = walk.tail;
-  const std::int64_t column = walk.column + 64 * group;
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
-  read_state_before<kTruncates>(s, c, column + 16 * warp, lane, shared);
+  begin_state<kTruncates>(s, c, group, opaque(thread), shared);
+  // opaque, because registers are scarce for addresses of warm-ups kept until here
+  const int own = opaque(thread), warp = warp_of(own), lane = own % 32;
+  const std::int64_t column = walk.column + 64 * group;
   leave_undefined(e);
   leave_undefined(o);
+  int chunk = kTruncates ? walk.warm_up : 0;
 #pragma unroll 1
-  for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    auto& rows = shared.rows[chunk % kStages];
-    const ChunkRecord& record = shared.record[chunk % kRecords];
-    unsigned char* tile = rows.v + group * kTileBytes;
+  while (chunk < walk.chunks) {
+    const int end = kTruncates && chunk < walk.measured ? walk.measured : walk.chunks;
     if constexpr (kTruncates) store_peaks<kTiles>(s, c, walk, chunk, column + 16 * warp, lane);
-    if (!kTruncates || walk.has_outputs(chunk)) {
+#pragma unroll 1
+    for (; chunk < end; ++chunk) {
+      auto& rows = shared.rows[chunk % kStages];
+      const ChunkRecord& record = shared.record[chunk % kRecords];
+      unsigned char* tile = rows.v + group * kTileBytes;
       save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
                          lane);
-    }
-    std::uint32_t operand[4 * kTiles][4], written[4][4];
-    to_operands<E>(operand, s);
-    wait_for_rows(chunk, tail, shared);
-    products_fence();
-    multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
-    products_commit();
-    // P U of the previous chunk; for the first chunk the result is overwritten.
-    multiply_chunk<E>(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
-    products_commit();
-    shared.record_ring.wait_full(chunk);
-    products_wait<1>();
-    residual<E>(written, e, shared_address(tile), record, warp, lane);
-    products_fence();
-    multiply_chunk<E>(e, written, record.t, false);
-    products_commit();
-    products_wait<1>();
-    if (chunk > 0) {
-      __syncwarp();
-      if (lane == 0) shared.record_ring.release(chunk - 1);
-      if (!kTruncates || walk.has_outputs(chunk - 1)) {
+      std::uint32_t operand[4 * kTiles][4], written[4][4];
+      to_operands<E>(operand, s);
+      wait_for_rows(chunk, tail, shared);
+      products_fence();
+      multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
+      products_commit();
+      // P U of the previous chunk; for the first chunk the result is overwritten.
+      multiply_chunk<E>(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
+      products_commit();
+      shared.record_ring.wait_full(chunk);
+      products_wait<1>();
+      residual<E>(written, e, shared_address(tile), record, warp, lane);
+      products_fence();
+      multiply_chunk<E>(e, written, record.t, false);
+      products_commit();
+      products_wait<1>();
+      if (chunk > (kTruncates ? walk.warm_up : 0)) {
+        __syncwarp();
+        if (lane == 0) shared.record_ring.release(chunk - 1);
         put_outputs<E>(o, tile, warp, lane);
         store_outputs(c, outputs, walk, tail, chunk - 1, tile, group, thread);
       }
+      products_fence();
+      multiply_state<E, kTiles>(o, operand, shared_address(rows.q));
+      products_commit();
+      products_wait<1>();
+      make_write_operands<E>(u, written, e, record, lane);
+      decay_state(s, rows, record, lane);
+      products_fence();
+      update_state<E, kTiles>(s, written, shared_address(rows.written()));
+      products_commit();
+      products_wait<1>();
+      scale_columns(o, record.out, lane);
+      finish_products(s);
+      store_bulk_wait();
+      __syncwarp();
+      if (lane == 0) shared.rows_ring.release(chunk);
     }
-    products_fence();
-    multiply_state<E, kTiles>(o, operand, shared_address(rows.q));
-    products_commit();
-    products_wait<1>();
-    make_write_operands<E>(u, written, e, record, lane);
-    decay_state(s, rows, record, lane);
-    products_fence();
-    update_state<E, kTiles>(s, written, shared_address(rows.written()));
-    products_commit();
-    products_wait<1>();
-    scale_columns(o, record.out, lane);
-    finish_products(s);
-    store_bulk_wait();
-    __syncwarp();
-    if (lane == 0) shared.rows_ring.release(chunk);
   }
   if (walk.chunks > 0) {
     const int chunk = walk.chunks - 1;
@@ -286,19 +338,18 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
   read_state_before<kTruncates>(s, c, column + 16 * warp, lane, shared);
-  OutputColumns<E> columns(c.p.o, walk, column, 0, warp, lane);
+  const int first = kTruncates ? walk.warm_up : 0;
+  if constexpr (kTruncates) advance(s, c, first, group, warp, lane, shared);
+  OutputColumns<E> columns(c.p.o, walk, column, first, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
 #pragma unroll 1
-  for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+  for (int chunk = first; chunk < walk.chunks; ++chunk) {
     auto& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
-    if constexpr (kTruncates) store_peaks<kTiles>(s, c, walk, chunk, column + 16 * warp, lane);
-    if (!kTruncates || walk.has_outputs(chunk)) {
-      save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
-                         lane);
-    }
+    save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
+                       lane);
     std::uint32_t operand[4 * kTiles][4], written[4][4];
     to_operands<E>(operand, s);
     wait_for_rows(chunk, tail, shared);
@@ -330,13 +381,11 @@ __device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUt
     finish_products(s);
     __syncwarp();
     if (kFused || lane == 0) shared.record_ring.release(chunk);
-    if (!kTruncates || walk.has_outputs(chunk)) {
-      put_outputs<E>(o, tile, warp, lane);
-      if constexpr (kStored) {
-        store_outputs(c, outputs, walk, tail, chunk, tile, group, thread);
-      } else {
-        columns.copy(tile, walk.rows(chunk));
-      }
+    put_outputs<E>(o, tile, warp, lane);
+    if constexpr (kStored) {
+      store_outputs(c, outputs, walk, tail, chunk, tile, group, thread);
+    } else {
+      columns.copy(tile, walk.rows(chunk));
     }
     if constexpr (!kStored) columns.to += kChunkTokens * columns.stride;
     __syncwarp();
@@ -423,47 +472,14 @@ __device__ __forceinline__ void walk_divided_keys(const ChunkProblem<E>& c, int 
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void walk_map(const ChunkProblem<E>& c, int group, int thread,
                                          Shared<kTiles, kGroups, false, kChannel>& shared) {
-  constexpr int kStages = Shared<kTiles, kGroups, false, kChannel>::kStages,
-                kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
-  const int tail = walk.tail;
   const std::int64_t column = walk.column + 64 * group + 16 * warp;
-  float s[32 * kTiles], e[32];
+  float s[32 * kTiles];
 #pragma unroll
   for (float& x : s) x = 0;
   if (walk.map) set_identity<kTiles>(s, column, lane);
-  leave_undefined(e);
-#pragma unroll 1
-  for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    auto& rows = shared.rows[chunk % kStages];
-    const ChunkRecord& record = shared.record[chunk % kRecords];
-    std::uint32_t operand[4 * kTiles][4], written[4][4];
-    to_operands<E>(operand, s);
-    wait_for_rows(chunk, tail, shared);
-    products_fence();
-    multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
-    products_commit();
-    shared.record_ring.wait_full(chunk);
-    products_wait<0>();
-    residual<E>(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
-    products_fence();
-    multiply_chunk<E>(e, written, record.t, false);
-    products_commit();
-    decay_state(s, rows, record, lane);
-    products_wait<0>();
-    scale_columns(e, record.write, lane);
-    to_operands<E>(written, e);
-    products_fence();
-    update_state<E, kTiles>(s, written, shared_address(rows.written()));
-    products_commit();
-    products_wait<0>();
-    __syncwarp();
-    if (lane == 0) {
-      shared.record_ring.release(chunk);
-      shared.rows_ring.release(chunk);
-    }
-  }
+  advance(s, c, walk.chunks, group, warp, lane, shared);
   if (walk.map) {
     write_map<E>(s, *segment_map<kTiles>(c, walk, walk.segment), static_cast<int>(column), lane);
   } else {

@@ -45,11 +45,16 @@ __device__ __forceinline__ float norm_bound(const ChunkRecord& record) {
 __device__ __forceinline__ WarmUps warm_ups(const ChunkRecord* records, std::int64_t value_heads, std::int64_t length,
                                             int segments, int lane) {
   WarmUps found;
+  float bounds[kMostSegments - 1];
+#pragma unroll
+  for (int i = 0; i < kMostSegments - 1; ++i) {  // all loads before the first use
+    const bool exists = i + 1 < segments && lane < length;
+    const float bound = norm_bound(records[exists ? ((i + 1) * length - 1 - lane) * value_heads : 0]);
+    bounds[i] = exists ? bound : 1.0F;
+  }
 #pragma unroll
   for (int i = 0; i < kMostSegments - 1; ++i) {
-    const std::int64_t before = (i + 1) * length - 1 - lane;
-    float bound = 1;
-    if (i + 1 < segments && lane < length) bound = norm_bound(records[before * value_heads]);
+    float bound = bounds[i];
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
       const float other = __shfl_up_sync(0xffffffffU, bound, offset);
@@ -102,10 +107,16 @@ __device__ __forceinline__ void begin_before(Walk& walk, int chunks, int maps) {
 
 // Changes the walk of a thread block of a head whose states are forgotten before every one of its
 // c.forgetting_segments. In the first launch it becomes the walk of such a segment; in the second one that ends at once
-// or computes its segment again. A walk that ends at once has −1 chunks. Run by one warp after `prepare` has ended;
-// `walk` is in shared memory.
+// or computes its segment again. A walk that ends at once has −1 chunks. Run by one warp; `walk` is in shared memory.
+//
+// The first launch waits for `prepare` before it lets the second one begin. So the second launch reads the records
+// without a wait, while the first one ends, and waits only for the peaks of a head whose states are forgotten.
 template <int kGroups, bool kOutputs, class E>
 __device__ __forceinline__ void truncate(const ChunkProblem<E>& c, Walk& walk, int lane) {
+  if constexpr (!kOutputs) {
+    wait_for_kernels();
+    let_next_kernel_begin();
+  }
   const Sequence sequence = sequence_of(c.p, walk.n);
   const int segments = c.forgetting_segments;
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens,
@@ -117,6 +128,7 @@ __device__ __forceinline__ void truncate(const ChunkProblem<E>& c, Walk& walk, i
   for (int i = 0; i < kMostSegments - 1; ++i) forgotten = forgotten && (i + 1 >= segments || found.chunks[i] > 0);
   if (!forgotten) return;
   if constexpr (kOutputs) {
+    wait_for_kernels();
     const bool done = may_leave_out<64 * kGroups>(c, walk, found, lane);
     if (lane != 0) return;
     if (done) {
