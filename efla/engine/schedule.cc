@@ -52,15 +52,15 @@ void Schedule::distribute(std::vector<Prompt>& prompts) {
   }
 }
 
-// A step of few tokens takes longer per token than a step of many, because both read every weight. So a step of few
-// tokens gives only an upper bound. An upper bound holds at once, because a slow step may be an exception, as the first
-// one on a GPU, which loads the kernels.
+// A step of few tokens takes longer per token than a step of many, because both read every weight. So a step that could
+// have taken more tokens gives only an upper bound. An upper bound holds at once, because a slow step may be an
+// exception, as the first one on a GPU, which loads the kernels.
 void Schedule::learn(std::int64_t tokens, std::chrono::duration<double> time) {
   constexpr double kNew = 0.25;
   const auto now = time / static_cast<double>(tokens);
   if (per_token_.count() == 0) {
     per_token_ = now;
-  } else if (now > per_token_ && tokens >= limits_.cut_tokens) {
+  } else if (now > per_token_ && tokens + limits_.cut_tokens > step_tokens()) {
     per_token_ = kNew * now + (1 - kNew) * per_token_;
   } else {
     per_token_ = std::min(per_token_, now);

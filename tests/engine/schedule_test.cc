@@ -93,6 +93,16 @@ TEST(ScheduleDecisions, ASlowStepIsForgottenAtAFastOne) {
   EXPECT_EQ(read(), (Tokens{8192}));
 }
 
+TEST(ScheduleDecisions, AShortPromptDoesNotShortenTheNextSteps) {
+  Schedule schedule({.step_tokens = 8192, .step_time = duration<double>(0.05)});
+  const auto read = [&] { return tokens_of(schedule, {prompt_of(kAnna, 1, 100000)}); };
+  schedule.learn(8192, duration<double>(0.04));
+  for (int i = 0; i < 20; ++i) schedule.learn(512, duration<double>(0.02));  // each takes what a GPU needs for any step
+  EXPECT_EQ(read(), (Tokens{8192}));
+  for (int i = 0; i < 20; ++i) schedule.learn(8192, duration<double>(0.1));
+  EXPECT_LT(read().front(), 8192);
+}
+
 TEST(ScheduleDecisions, AStepTakesTheLeastTokensWhateverTheirTime) {
   Schedule schedule({.step_tokens = 8192, .least_tokens = 512});
   const auto read = [&] { return tokens_of(schedule, {prompt_of(kAnna, 1, 100000)}); };
