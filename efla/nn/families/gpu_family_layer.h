@@ -41,8 +41,11 @@ struct GpuFamilyModel::Prompts {
   torch::Tensor edge_rows;   // of the inputs, the first and the last W − 1 of each run
   torch::Tensor last_edges;  // [N·(W − 1)]: the inputs that the next run of each text needs
   // Of the first tokens of runs that continue a text; undefined if there is none.
-  torch::Tensor window_edges, window_ends;      // a window per such run, and the windows' ends
-  torch::Tensor window_outputs, window_tokens;  // the windows' rows that are outputs, and their tokens
+  torch::Tensor window_edges, window_ends;  // a window per such run, and the windows' ends
+  struct WindowOutput {
+    std::int64_t row, first_token, tokens;  // of the windows; of the call
+  };
+  std::vector<WindowOutput> window_outputs;  // per such run
 };
 
 }  // namespace efla::nn

@@ -70,7 +70,7 @@ struct Residual {
 GpuFamilyModel::Prompts::Prompts(std::span<const TextRun> given, const FamilyConfig& config, torch::Device device)
     : runs(given) {
   const std::int64_t kept = config.mixer.conv - 1, before = std::ssize(runs) * kept;
-  Numbers ends{0}, slots_of, positions_of, slots_of_runs, rows, last, edges, edge_ends{0}, outputs, tokens;
+  Numbers ends{0}, slots_of, positions_of, slots_of_runs, rows, last, edges, edge_ends{0};
   for (std::int64_t n = 0; n < std::ssize(runs); ++n) {
     const TextRun& run = runs[static_cast<std::size_t>(n)];
     const std::int64_t first = ends.back(), some = std::min(kept, run.tokens), place = before + std::ssize(rows);
@@ -87,11 +87,8 @@ GpuFamilyModel::Prompts::Prompts(std::span<const TextRun> given, const FamilyCon
     }
     if (run.begin == 0) continue;
     for (std::int64_t t = 0; t < kept; ++t) edges.push_back(n * kept + t);
-    for (std::int64_t t = 0; t < some; ++t) {
-      outputs.push_back(std::ssize(edges));
-      edges.push_back(place + t);
-      tokens.push_back(first + t);
-    }
+    window_outputs.push_back({std::ssize(edges), first, some});
+    for (std::int64_t t = 0; t < some; ++t) edges.push_back(place + t);
     edge_ends.push_back(std::ssize(edges));
   }
   const auto tensor = [&](const Numbers& numbers) { return torch::tensor(numbers, torch::kLong).to(device); };
@@ -104,8 +101,6 @@ GpuFamilyModel::Prompts::Prompts(std::span<const TextRun> given, const FamilyCon
   if (!edges.empty()) {
     window_edges = tensor(edges);
     window_ends = tensor(edge_ends);
-    window_outputs = tensor(outputs);
-    window_tokens = tensor(tokens);
   }
   if (config.rotary == 0) return;
   const std::int64_t half = config.rotary / 2;
@@ -119,14 +114,18 @@ GpuFamilyModel::Prompts::Prompts(std::span<const TextRun> given, const FamilyCon
 // Convolves the inputs of a mixer [T, ·], and keeps the last ones of each run for the next.
 Tensor GpuFamilyModel::convolve(const Layer& layer, const Tensor& projected, const Prompts& prompts) const {
   const std::int64_t channels = plan_.channels(), kept = plan_.config.conv - 1;
-  Tensor y = short_conv_of(projected, layer.mixer.taps, prompts.cu_seqlens);
+  const Tensor y = short_conv_of(projected, layer.mixer.taps, prompts.cu_seqlens);
   const Tensor before = layer.conv.index_select(0, prompts.run_slots).view({-1, channels});
   const Tensor inputs = projected.narrow(1, 0, channels).index_select(0, prompts.edge_rows).to(torch::kFloat);
   const Tensor edges = torch::cat({before, inputs});
   if (prompts.window_edges.defined()) {
     const Tensor windows = edges.index_select(0, prompts.window_edges).to(type_);
     const Tensor first = short_conv_of(windows, layer.mixer.taps, prompts.window_ends);
-    y.index_copy_(0, prompts.window_tokens, first.index_select(0, prompts.window_outputs));
+    libtorch::TensorCopies outputs;
+    for (const auto& [row, token, tokens] : prompts.window_outputs) {
+      outputs.add(first.narrow(0, row, tokens), y.narrow(0, token, tokens));
+    }
+    outputs.make();
   }
   const Tensor last = edges.index_select(0, prompts.last_edges).view({-1, kept, channels});
   libtorch::TensorCopies copies;
