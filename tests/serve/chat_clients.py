@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Annotated, Literal, Optional
 
 import openai
+import pydantic
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 EOS = 2
@@ -169,10 +171,51 @@ def special_tokens(client, model):
     assert tokens("a<|im_end|>b") == tokens("a(|im_end|)b"), "a message has a special token"
 
 
+class Report(pydantic.BaseModel):
+    city: Literal["Zürich", "Bern"]
+    days: Annotated[int, pydantic.Field(ge=1, le=14)]
+    wind: Optional[Literal["north", "south"]]
+
+
+BRIEF = {"seed": 1, "max_reasoning_tokens": 3}  # the model's own replies are random
+
+
+def forms(client, model):
+    reply = client.chat.completions.parse(model=model, messages=ASK, response_format=Report, extra_body=BRIEF).choices[0]
+    assert isinstance(reply.message.parsed, Report) and reply.finish_reason == "stop", reply
+    response = client.responses.parse(model=model, input=ASK, text_format=Report, extra_body=BRIEF)
+    assert isinstance(response.output_parsed, Report), response
+    for outputs, texts in (({"choice": ["yes", "no"]}, {"yes", "no"}), ({"regex": "[ab]c"}, {"ac", "bc"})):
+        text = client.completions.create(model=model, prompt="a", extra_body={"structured_outputs": outputs}).choices[0].text
+        assert text in texts, text
+
+
+def forced_calls(client, model):
+    """Calls that tool_choice forces, whole and in a stream. The client reads the arguments of strict tools."""
+    tool = openai.pydantic_function_tool(Report, name="report")
+    for choice in ("required", {"type": "function", "function": {"name": "report"}}):
+        reply = client.chat.completions.parse(model=model, messages=ASK, tools=[tool], tool_choice=choice, parallel_tool_calls=False,
+                                              extra_body=BRIEF).choices[0]
+        call, = reply.message.tool_calls
+        assert isinstance(call.function.parsed_arguments, Report) and reply.finish_reason == "tool_calls", reply
+    with client.chat.completions.stream(model=model, messages=ASK, tools=[tool], tool_choice="required", parallel_tool_calls=False,
+                                        extra_body=BRIEF) as stream:
+        call, = stream.get_final_completion().choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Report), call
+
+
+def budgets(client, model):
+    for most in (0, 5):
+        usage = client.chat.completions.create(model=model, messages=ASK, max_tokens=40, seed=2,
+                                               extra_body={"max_reasoning_tokens": most}).usage
+        assert usage.completion_tokens_details.reasoning_tokens <= most + 20, usage
+
+
 def refusals(client, model):
     for more in ({"messages": [{"role": "system", "content": "a"}]},  # the template wants a user's message
-                 {"messages": ASK, "tools": TOOLS, "tool_choice": "required"},
-                 {"messages": ASK, "tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}):
+                 {"messages": ASK, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "a"}}},
+                 {"messages": ASK, "tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"not": {}}}}]},
+                 {"messages": ASK, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"if": {}}}}}):
         try:
             client.chat.completions.create(model=model, **more)
         except openai.BadRequestError as error:
@@ -235,7 +278,8 @@ def run_checks(checks, *arguments):
     return failed
 
 
-CHECKS = (tools, tools_stream, agent, cut_off, thinking, responses, responses_stream, special_tokens, refusals)
+CHECKS = (tools, tools_stream, agent, cut_off, thinking, responses, responses_stream, special_tokens, forms, forced_calls,
+          budgets, refusals)
 
 
 def main(arguments):
