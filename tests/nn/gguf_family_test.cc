@@ -135,6 +135,31 @@ TEST(GgufFamily, ExportsTheTensorsOfLlamasConverter) {
   }
 }
 
+// The head for drafts is the block behind the layers.
+TEST(GgufFamily, HasTheHeadForDrafts) {
+  const test::TempFolder folder;
+  const auto config = random_family_config(false, 4);
+  auto tensors = random_family_tensors(config, "model.", 4);
+  add_draft_head(tensors, config);
+  write_family_folder(folder.path(), config, tensors, false, false);
+  EXPECT_EQ(export_gguf(folder.path(), folder / "m.gguf", "F32", {}).skipped_tensors, 0);
+  const auto read = load_family_config(folder / "m.gguf");
+  EXPECT_EQ(read.attends, load_family_config(folder.path()).attends);
+  FamilyTensors of_file(folder / "m.gguf", read), of_folder(folder.path(), load_family_config(folder.path()));
+  const auto got = of_file.draft_head(), expected = of_folder.draft_head();
+  const auto same = [](const StoredMatrix& a, const StoredMatrix& b) {
+    return a.wide.extent == b.wide.extent && std::equal(a.wide.data, a.wide.data + a.wide.size(), b.wide.data);
+  };
+  EXPECT_TRUE(same(got.fc, expected.fc));
+  EXPECT_TRUE(same(got.layer.mlp.down, expected.layer.mlp.down));
+  EXPECT_TRUE(same(got.layer.attention.out, expected.layer.attention.out));
+  EXPECT_EQ(got.embedding_norm, expected.embedding_norm);
+  EXPECT_EQ(got.hidden_norm, expected.hidden_norm);
+  EXPECT_EQ(got.norm, expected.norm);
+  EXPECT_EQ(got.layer.before_mlp, expected.layer.before_mlp);
+  EXPECT_EQ(logits_of(folder / "m.gguf").size(), logits_of(folder.path()).size());  // without the head
+}
+
 TEST(GgufFamily, ExportsTypes) {
   const test::TempFolder folder;
   const auto config = block_config(1);

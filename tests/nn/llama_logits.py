@@ -35,7 +35,7 @@ def config(value_heads, tied):
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}}
 
 
-def tensors(c, rng):
+def tensors(c, rng, drafts):
     width, inner, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]
     keys, values = c["linear_num_key_heads"] * c["linear_key_head_dim"], c["linear_num_value_heads"] * c["linear_value_head_dim"]
     heads, pairs = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
@@ -68,6 +68,11 @@ def tensors(c, rng):
                     p + "conv1d.weight": (0.5 * rng.standard_normal((2 * keys + values, 1, 4))).astype(np.float32),
                     p + "A_log": rng.uniform(-1, 2, count).astype(np.float32), p + "dt_bias": norm(count),
                     p + "norm.weight": 1 + norm(c["linear_value_head_dim"]), p + "out_proj.weight": matrix(width, values)}
+    if drafts:  # a head for drafts, which neither program uses here
+        last = "model.layers.3."
+        all |= {name.replace(last, "mtp.layers.0."): array for name, array in all.items() if name.startswith(last)}
+        all |= {"mtp.fc.weight": matrix(width, 2 * width), "mtp.pre_fc_norm_embedding.weight": norm(width),
+                "mtp.pre_fc_norm_hidden.weight": norm(width), "mtp.norm.weight": norm(width)}
     return all
 
 
@@ -106,7 +111,7 @@ def main():
             c = config(value_heads, tied)
             with open(folder + "/config.json", "w") as file:
                 json.dump(c, file)
-            write_safetensors(folder + "/model.safetensors", tensors(c, np.random.default_rng(seed)))
+            write_safetensors(folder + "/model.safetensors", tensors(c, np.random.default_rng(seed), drafts=seed == 2))
             write_safetensors(folder + "/ids.safetensors", {"input_ids": np.array([IDS], np.int64)})
             with open(folder + "/ids", "w") as file:
                 file.write(" ".join(map(str, IDS)))

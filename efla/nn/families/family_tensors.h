@@ -77,6 +77,7 @@ class FamilyTensors {
   LayerTensors layer(std::int64_t index, const MixerPlan& plan);
   // Returns the head for drafts. Throws Error where the folder has none.
   DraftHeadTensors draft_head();
+  bool has_draft_head() const { return files_.has_draft_head(); }
 
   // Return what FamilyWeights says of the tensors that were read.
   std::int64_t elements_read() const { return files_.elements_read(); }

@@ -109,6 +109,11 @@ bool FamilyWeights::begin_draft_head() {
   return false;
 }
 
+bool FamilyWeights::has_draft_head() const {
+  return std::ranges::any_of(family_.draft_heads,
+                             [&](auto prefix) { return source_->has(std::string(prefix) + "fc.weight"); });
+}
+
 SourceTensor FamilyWeights::find(const std::string& full_name, bool matrix) {
   if (!source_->has(full_name)) {
     io::fail_in(source_->path(), "has no tensor " + full_name + ", which a model of its configuration has");

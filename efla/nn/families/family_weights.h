@@ -39,6 +39,7 @@ class FamilyWeights {
   // Lets the functions above and below find the tensors of the head for drafts in place of the text model's, until
   // end_draft_head. Returns whether there is such a head.
   bool begin_draft_head();
+  bool has_draft_head() const;
   void end_draft_head() { std::swap(prefix_, draft_head_); }
   // Returns the first of the names, behind `before`, with which there is a tensor, or the first of all.
   std::string first_of(const std::string& before, const Names& names, std::string_view after) const;

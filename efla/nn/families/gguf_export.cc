@@ -82,6 +82,13 @@ class GgufTensorList {
     weight(block + "ffn_down.weight", rows_of(from.mlp.down), mlp_type_);
     from.attends ? attention(block, from.attention) : mixer(block, from.mixer);
   }
+  void draft_head(const std::string& block, const DraftHeadTensors& from) {
+    weight(block + "nextn.eh_proj.weight", rows_of(from.fc));
+    vector(block + "nextn.enorm.weight", from.embedding_norm);
+    vector(block + "nextn.hnorm.weight", from.hidden_norm);
+    vector(block + "nextn.shared_head_norm.weight", from.norm);
+    layer(block, from.layer);
+  }
 
  private:
   void weight(const std::string& name, RowSource from, const io::GgufType* type) {
@@ -162,7 +169,9 @@ std::uint32_t file_type(const std::string& type) {
   return type == "F32" ? 0 : type == "F16" ? 1 : type == "Q4_0" ? 2 : type == "Q8_0" ? 7 : 32;
 }
 
-io::GgufEntries entries_of(const FamilyConfig& config, std::int64_t context, const std::string& type) {
+// draft_heads: 0 or 1, blocks behind the layers.
+io::GgufEntries entries_of(const FamilyConfig& config, std::int64_t draft_heads, std::int64_t context,
+                           const std::string& type) {
   io::GgufEntries entries{{"general.architecture", std::string("qwen35")}, {"general.file_type", file_type(type)}};
   const auto integer = [&](const char* name, std::int64_t value) {
     entries.emplace_back(std::string("qwen35.") + name, static_cast<std::uint32_t>(value));
@@ -171,7 +180,8 @@ io::GgufEntries entries_of(const FamilyConfig& config, std::int64_t context, con
     entries.emplace_back(std::string("qwen35.") + name, static_cast<float>(value));
   };
   const MixerConfig& mixer = config.mixer;
-  integer("block_count", config.layers());
+  integer("block_count", config.layers() + draft_heads);
+  if (draft_heads > 0) integer("nextn_predict_layers", draft_heads);
   integer("context_length", context);
   integer("embedding_length", config.hidden_size);
   integer("feed_forward_length", config.intermediate_size);
@@ -192,6 +202,7 @@ io::GgufEntries entries_of(const FamilyConfig& config, std::int64_t context, con
   integer("ssm.inner_size", mixer.value_heads * mixer.value_dim);
   std::vector<bool> recurrent = config.attends;
   recurrent.flip();
+  recurrent.resize(recurrent.size() + static_cast<std::size_t>(draft_heads), false);
   entries.emplace_back("qwen35.attention.recurrent_layers", recurrent);
   return entries;
 }
@@ -215,11 +226,12 @@ GgufExported export_gguf(const std::filesystem::path& folder, const std::filesys
   if (!tensors.tied()) list.weight("output.weight", rows_of(tensors.head()));
   list.vector("output_norm.weight", tensors.norm());
   const MixerPlan plan(config.mixer);
-  for (std::int64_t i = 0; i < config.layers(); ++i) {
-    list.layer("blk." + std::to_string(i) + ".", tensors.layer(i, plan));
-  }
+  const auto block = [](std::int64_t i) { return "blk." + std::to_string(i) + "."; };
+  for (std::int64_t i = 0; i < config.layers(); ++i) list.layer(block(i), tensors.layer(i, plan));
+  const bool drafts = tensors.has_draft_head();
+  if (drafts) list.draft_head(block(config.layers()), tensors.draft_head());
   const GgufExported exported{tensors.elements_read(), tensors.check_all_read(), chosen};
-  auto entries = entries_of(config, longest_context(folder), chosen);
+  auto entries = entries_of(config, drafts ? 1 : 0, longest_context(folder), chosen);
   entries.insert(entries.end(), metadata.begin(), metadata.end());
   io::write_gguf(file, entries, list.tensors());
   return exported;

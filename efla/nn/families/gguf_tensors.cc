@@ -40,7 +40,21 @@ constexpr std::pair<std::string_view, std::string_view> kLayerNames[]{
     {"ffn_up.weight", "mlp.up_proj.weight"},
     {"ffn_down.weight", "mlp.down_proj.weight"}};
 
-// Returns transformers' name of a tensor; for the blocks of drafts, behind the layers, a name that the family skips.
+// The same for the head for drafts, which is the block behind the layers.
+constexpr std::pair<std::string_view, std::string_view> kDraftNames[]{
+    {"nextn.eh_proj.weight", "fc.weight"},
+    {"nextn.enorm.weight", "pre_fc_norm_embedding.weight"},
+    {"nextn.hnorm.weight", "pre_fc_norm_hidden.weight"},
+    {"nextn.shared_head_norm.weight", "norm.weight"}};
+
+// Returns the second name of a row; "": there is none.
+std::string_view second_name(std::span<const std::pair<std::string_view, std::string_view>> names,
+                             std::string_view first) {
+  const auto found = std::ranges::find(names, first, [](const auto& row) { return row.first; });
+  return found == names.end() ? "" : found->second;
+}
+
+// Returns transformers' name of a tensor; for blocks behind the head for drafts a name that the family skips.
 std::string transformers_name(const std::string& name, std::int64_t layers) {
   if (name == "token_embd.weight") return "model.embed_tokens.weight";
   if (name == "output_norm.weight") return "model.norm.weight";
@@ -51,11 +65,11 @@ std::string transformers_name(const std::string& name, std::int64_t layers) {
   if (!name.starts_with(kBlock)) return name;
   const auto [dot, error] = std::from_chars(name.data() + kBlock.size(), end, block);
   if (error != std::errc() || dot == end || *dot != '.') return name;
-  if (block >= layers) return "mtp." + name;
-  const auto* found =
-      std::ranges::find(kLayerNames, std::string_view(dot + 1, end), [](const auto& row) { return row.first; });
-  if (found == std::end(kLayerNames)) return name;
-  return "model.layers." + std::to_string(block) + "." + std::string(found->second);
+  const std::string_view part(dot + 1, end);
+  const auto known = second_name(kLayerNames, part), draft = second_name(kDraftNames, part);
+  if (block > layers || (block == layers && known.empty() && draft.empty())) return "mtp." + name;
+  if (block == layers) return draft.empty() ? "mtp.layers.0." + std::string(known) : "mtp." + std::string(draft);
+  return known.empty() ? name : "model.layers." + std::to_string(block) + "." + std::string(known);
 }
 
 // Returns the part of a name behind the layer's delta mixer; "" for other tensors.
