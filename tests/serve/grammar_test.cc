@@ -192,7 +192,7 @@ TEST(Expansion, CountsWhatIsWrittenOut) {
 TEST(JsonSchema, RefusesKeywordsThatAGrammarWouldIgnore) {
   for (const char* name : {"uniqueItems", "contains", "minContains", "not", "if", "then", "else", "dependentRequired",
                            "dependentSchemas", "patternProperties", "propertyNames", "unevaluatedProperties",
-                           "unevaluatedItems", "nullable", "additionalItems", "contentEncoding", "requierd"}) {
+                           "unevaluatedItems", "additionalItems", "contentEncoding", "requierd"}) {
     const std::string keyword = "\"" + std::string(name) + "\": true";
     expect_refused("{\"type\": \"object\", " + keyword + "}", "the keyword " + std::string(name) + " at #");
     expect_refused(R"({"properties": {"a": {"items": {)" + keyword + "}}}}",
@@ -225,6 +225,7 @@ TEST(JsonSchema, SaysWhatItLeavesOpen) {
   EXPECT_EQ(prepared(R"({"minimum": 3})")["type"], "number");
   EXPECT_EQ(prepared(R"({"type": "integer", "enum": [1, "a", 2.0]})")["enum"], json::parse("[1, 2.0]"));
   EXPECT_EQ(prepared(R"({"required": ["a"]})")["properties"]["a"], true);
+  EXPECT_EQ(prepared_schema(R"({"type": "integer", "nullable": true})", "schema"), R"({"type":"integer"})");
   EXPECT_EQ(prepared_schema(R"({"properties": {"b": {}, "a": {}}, "title": "t"})", "schema").find("\"b\":{},\"a\":{}"),
             15U)
       << "properties keep their order";

@@ -23,10 +23,11 @@ constexpr std::size_t kMostBytes = 256 << 10, kMostSchemas = 4096, kMostChoices 
 constexpr int kDeepest = 32;
 constexpr std::int64_t kMostRepeats = 10'000;  // of characters, elements and properties
 
-// Keywords that say nothing about the text.
+// Keywords that say nothing about the text. OpenAPI's nullable allows null besides, which no reply needs.
 const Names& annotations() {
-  static const Names kNames{"title",     "description", "default", "examples", "deprecated", "readOnly",
-                            "writeOnly", "$comment",    "$schema", "$id",      "$anchor",    "discriminator"};
+  static const Names kNames{"title",         "description", "default",  "examples", "deprecated",
+                            "readOnly",      "writeOnly",   "$comment", "$schema",  "$id",
+                            "discriminator", "$anchor",     "nullable"};
   return kNames;
 }
 
