@@ -15,12 +15,14 @@ import json
 import pathlib
 import sys
 import tempfile
+from typing import Literal
 
 from chat_clients import forced, run_checks, serving
 
 ROUNDS = 50
 CALLS = (0, 1, 2, 3, 4, 6)  # a reply that calls three tools
 ASK = "How is the weather?"
+REASONING = 20  # most tokens, because a model without preferences would write at length
 
 
 class Tools:
@@ -98,6 +100,55 @@ def langchain_anthropic(url):
     assert messages[-1].usage_metadata["input_token_details"]["cache_read"] > 0, messages[-1].usage_metadata
 
 
+def run_forced(model):
+    """Runs an agent whose replies must call tools: a grammar forces each reply, and the weights and the bias force nothing."""
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import ModelCallLimitMiddleware, wrap_model_call
+
+    ran = []
+
+    def turn(direction: Literal["left", "right"], degrees: int) -> str:
+        """Turns."""
+        assert direction in ("left", "right") and type(degrees) is int
+        ran.append("turn")
+        return "turned"
+
+    def light(on: bool) -> str:
+        """Turns the light on or off."""
+        assert type(on) is bool
+        ran.append("light")
+        return "on" if on else "off"
+
+    def stop() -> str:
+        """Stops."""
+        ran.append("stop")
+        return "stopped"
+
+    @wrap_model_call
+    def must_call(request, handler):
+        return handler(request.override(tool_choice="any"))
+
+    agent = create_agent(model, [turn, light, stop], middleware=[must_call, ModelCallLimitMiddleware(run_limit=ROUNDS)])
+    messages = agent.invoke({"messages": [{"role": "user", "content": ASK}]}, {"recursion_limit": 10 * ROUNDS})["messages"]
+    replies = [message for message in messages if message.type == "ai" and message.tool_calls]
+    failures = [message for message in messages if message.type == "tool" and message.status == "error"]
+    assert len(replies) == ROUNDS and len(ran) >= ROUNDS and set(ran) == {"turn", "light", "stop"}, (len(replies), ran)
+    assert not failures and not any(message.invalid_tool_calls for message in replies), failures
+
+
+def forced_openai(url):
+    from langchain_openai import ChatOpenAI
+
+    run_forced(ChatOpenAI(model="model", base_url=url + "/v1", api_key="none", extra_body={"max_reasoning_tokens": REASONING}))
+
+
+def forced_anthropic(url):
+    from langchain_anthropic import ChatAnthropic
+
+    body = {"thinking": {"type": "enabled", "budget_tokens": REASONING}}
+    run_forced(ChatAnthropic(model="model", base_url=url, api_key="none", max_tokens=4000, model_kwargs={"extra_body": body}))
+
+
 def smolagents_openai(url):
     import smolagents
 
@@ -133,8 +184,27 @@ def lm_eval_chats(url):
     assert found["results"]["rain"]["exact_match,none"] == 0.5, found["results"]
 
 
+def forced_smolagents(url):
+    """The agent's own tool_choice, required. A run ends where the model happens to call the tool final_answer."""
+    import smolagents
+
+    tools, steps = Tools(), []
+    model = smolagents.OpenAIServerModel("model", api_base=url + "/v1", api_key="none", parallel_tool_calls=False,
+                                         extra_body={"max_reasoning_tokens": REASONING})
+    functions = [smolagents.tool(function) for function in tools.functions()]
+    while len(steps) < ROUNDS:
+        agent = smolagents.ToolCallingAgent(functions, model, max_steps=ROUNDS, verbosity_level=0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            agent.run(ASK)
+        steps += [step for step in agent.memory.steps if isinstance(step, smolagents.ActionStep)]
+    errors = [step.error for step in steps if step.error is not None and not isinstance(step.error, smolagents.AgentMaxStepsError)]
+    assert not errors and {name for name, *_ in tools.ran} == {"weather", "now", "add"}, (errors, tools.ran)
+
+
 CHECKS = ((langchain_openai, ("langchain", "langchain-openai")), (langchain_anthropic, ("langchain", "langchain-anthropic")),
-          (smolagents_openai, ("smolagents", "openai")), (lm_eval_chats, ("lm_eval", "tenacity")))
+          (forced_openai, ("langchain", "langchain-openai")), (forced_anthropic, ("langchain", "langchain-anthropic")),
+          (smolagents_openai, ("smolagents", "openai")), (forced_smolagents, ("smolagents", "openai")),
+          (lm_eval_chats, ("lm_eval", "tenacity")))
 
 
 def versions(packages):

@@ -140,6 +140,27 @@ def formats(client):
         assert value["city"] in ("Zürich", "Bern") and value["rain"] in (True, False) and message.stop_reason == "end_turn", message
 
 
+def choices(client):
+    """A model without preferences calls a tool where it must, and reasons no longer than it may."""
+    tools = [{"name": "turn", "input_schema": {"type": "object", "properties": {"to": {"enum": ["left", "right"]}}, "required": ["to"]}},
+             {"name": "light", "strict": True, "input_schema": {
+                 "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"], "additionalProperties": False}}]
+    called = set()
+    for choice in [{"type": "any"}, {"type": "tool", "name": "light"}] * 10:
+        choice = {**choice, "disable_parallel_tool_use": True}
+        message = client.messages.create(model="model", max_tokens=400, messages=ASK, tools=tools, tool_choice=choice,
+                                         thinking={"type": "enabled", "budget_tokens": 10})
+        assert message.stop_reason == "tool_use", message
+        assert message.usage.output_tokens_details.thinking_tokens <= 10 + len("</think>\n\n"), message.usage  # a token per byte of its end
+        one, = [block for block in message.content if block.type == "tool_use"]
+        assert one.input in ({"to": "left"}, {"to": "right"}) if one.name == "turn" else type(one.input["on"]) is bool, message
+        if choice["type"] == "tool":
+            assert one.name == "light", message
+        else:
+            called.add(one.name)
+    assert called == {"turn", "light"}, called
+
+
 def refusals(client):
     image = [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a"}}]}]
     for more, kind, says in (({"messages": image}, anthropic.BadRequestError, "\"image\""),
@@ -164,7 +185,7 @@ def keys(client):
     assert client.models.list().data[0].id == "model"
 
 
-CHECKS = (tools, tools_stream, agent, runner, cut_off, stops, continues, formats, refusals, keys)
+CHECKS = (tools, tools_stream, agent, runner, cut_off, stops, continues, formats, choices, refusals, keys)
 
 
 def main(arguments):
