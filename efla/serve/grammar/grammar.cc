@@ -2,6 +2,8 @@
 #include <dlpack/dlpack.h>
 #include <xgrammar/xgrammar.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -30,10 +32,15 @@ class State final : public GrammarState {
                     .byte_offset = 0};
     if (!matcher_.FillNextTokenBitmask(&tensor)) return;
     for (std::size_t begin = 0; begin < logits.size(); begin += kBits) {
-      const auto bits = static_cast<std::uint32_t>(allowed_[begin / kBits]);
-      if (bits == UINT32_MAX) continue;
-      const auto end = std::min(logits.size(), begin + kBits);
-      for (std::size_t i = begin; i < end; ++i) logits[i] = (bits >> (i - begin) & 1U) != 0 ? logits[i] : -INFINITY;
+      const auto part = logits.subspan(begin, std::min(kBits, logits.size() - begin));
+      auto excluded = ~static_cast<std::uint32_t>(allowed_[begin / kBits]);
+      if (excluded == UINT32_MAX) {
+        std::ranges::fill(part, -INFINITY);
+        continue;
+      }
+      if (part.size() < kBits) excluded &= (1U << part.size()) - 1;
+      for (; excluded != 0; excluded &= excluded - 1)
+        part[static_cast<std::size_t>(std::countr_zero(excluded))] = -INFINITY;
     }
   }
 

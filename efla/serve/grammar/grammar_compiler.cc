@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -16,7 +16,8 @@ namespace efla::serve {
 namespace {
 
 constexpr std::size_t kMostWaiting = 64, kMostKept = 256, kMostKeptBytes = std::size_t{256} << 20;
-constexpr std::size_t kLongestReason = 300;  // bytes
+constexpr std::size_t kLongestReason = 300;       // bytes
+constexpr std::chrono::seconds kLongestWait{30};  // because the grammars before may be slow
 
 }  // namespace
 
@@ -43,7 +44,7 @@ class GrammarCompiler::Implementation {
       } else if (waiting_.size() >= kMostWaiting) {
         result = {.grammar = nullptr, .error = "too many grammars wait to be compiled", .is_busy = true};
       } else {
-        waiting_.emplace_back(std::move(source), std::move(done));
+        waiting_.push_back({std::move(source), std::move(done), std::chrono::steady_clock::now()});
         if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
       }
     }
@@ -52,6 +53,11 @@ class GrammarCompiler::Implementation {
   }
 
  private:
+  struct Waiting {
+    GrammarSource source;
+    Done done;
+    std::chrono::steady_clock::time_point since;
+  };
   struct Kept {
     std::shared_ptr<const Grammar> grammar;
     std::list<const GrammarSource*>::iterator used;
@@ -63,13 +69,15 @@ class GrammarCompiler::Implementation {
     while (true) {
       changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
-      auto [source, done] = std::move(waiting_.front());
+      auto [source, done, since] = std::move(waiting_.front());
       waiting_.pop_front();
       Result result;
       if (const auto found = kept_.find(source); found != kept_.end()) {
         result.grammar = found->second.grammar;
       } else if (stopping_) {
         result = {.grammar = nullptr, .error = "the server is stopping", .is_busy = true};
+      } else if (std::chrono::steady_clock::now() - since > kLongestWait) {
+        result = {.grammar = nullptr, .error = "other grammars take too long to compile", .is_busy = true};
       } else {
         lock.unlock();
         result = compiled(source);
@@ -111,7 +119,7 @@ class GrammarCompiler::Implementation {
   std::optional<XGrammar> compiler_;  // of the thread
   std::mutex mutex_;                  // guards the members that follow
   std::condition_variable changed_;
-  std::deque<std::pair<GrammarSource, Done>> waiting_;
+  std::deque<Waiting> waiting_;
   std::map<GrammarSource, Kept> kept_;
   std::list<const GrammarSource*> used_;  // keys of kept_, the longest unused first
   std::size_t bytes_ = 0;                 // of kept_
