@@ -119,7 +119,7 @@ class Mixer(nn.Module):
         self.mode, self.layer_idx = mode, layer_idx
         self.allow_neg_eigval, self.qk_activation = allow_neg_eigval, qk_activation
         keys, values = sizes.heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
-        if not isinstance(rule.steps, Integral) or rule.steps < 1:
+        if not isinstance(rule.steps, int) or rule.steps < 1:
             raise mistake(type(self).__name__, "num_householder", repr(rule.steps), "a whole number of at least 1")
 
         self.q_proj = nn.Linear(sizes.hidden, keys, bias=False)
@@ -285,9 +285,9 @@ class Mixer(nn.Module):
 
     def _by_steps(self, x: Tensor, heads: int) -> Tensor:
         """x [B, T, n · heads · dim] as [B, T·n, heads, dim]."""
-        if self.rule.steps == 1:
-            return x.unflatten(2, (heads, -1))
-        return x.unflatten(2, (self.rule.steps, heads, -1)).flatten(1, 2)
+        n = self.rule.steps
+        rows: Tensor = x.unflatten(2, (heads, -1)) if n == 1 else x.unflatten(2, (n, heads, -1)).flatten(1, 2)
+        return rows
 
     def _beta(self, x: Tensor) -> Tensor:
         """β [B, T·n, HV]."""

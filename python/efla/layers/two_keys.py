@@ -62,10 +62,11 @@ class Comba(Mixer):
 
     def initial_values(self) -> dict[str, Tensor]:
         values = super().initial_values()
-        if getattr(self, "decay", None) is not None:
-            values["decay"] = torch.ones_like(self.decay)
-        if getattr(self, "D", None) is not None:
-            values["D"] = torch.full_like(self.D, self.correction_factor)
+        decay, D = getattr(self, "decay", None), getattr(self, "D", None)  # none while the base class is made
+        if decay is not None:
+            values["decay"] = torch.ones_like(decay)
+        if D is not None:
+            values["D"] = torch.full_like(D, self.correction_factor)
         return values
 
     def _mark(self) -> None:
