@@ -152,6 +152,15 @@ TEST_F(GrammarTest, ReasoningEndsAtItsLongest) {
   const auto none = constraint({.reasoning = ReplyRule::Reasoning::maybe, .max_reasoning_tokens = 0})->clone();
   take(*none, "<think>");
   EXPECT_EQ(text_of(allowed(*none)), "\n");
+  auto without_bytes = std::make_shared<ReasoningTokens>(*tokenizer_);
+  without_bytes->forced_end = {'x'};
+  const auto unread = make_constraint(without_bytes, {.reasoning = ReplyRule::Reasoning::begun,
+                                                      .max_reasoning_tokens = 0,
+                                                      .grammar = compile(choice_grammar({"yes"})).grammar,
+                                                      .ends = {kEnd}})
+                          ->clone();
+  take(*unread, "xyes");
+  EXPECT_EQ(text_of(allowed(*unread)), "$") << "a tokenizer's </think> may have no bytes";
 }
 
 TEST_F(GrammarTest, SaysWhatIsNoGrammar) {
