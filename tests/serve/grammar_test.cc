@@ -211,6 +211,10 @@ TEST(JsonSchema, RefusesKeywordsThatAGrammarWouldIgnore) {
   expect_refused(R"({"$ref": "#/$defs/a", "properties": {}, "$defs": {"a": {}}})", "the keyword properties");
   expect_refused(R"({"$defs": {"a": {"not": {}}}})", "not at #/$defs/a");
   expect_refused(R"({"$ref": "other.json"})", "$ref");
+  for (const char* other : {"#/$defs/a/enum/0", "#/$defs", "#/$defs/a%2Fenum%2F0", "#a", "#/"}) {
+    expect_refused(R"({"$ref": ")" + std::string(other) + R"(", "$defs": {"a": {"const": {"not": {}}}}})",
+                   "another $ref at #");
+  }
   expect_refused(R"({"allOf": [{}, {}]})", "allOf with several schemas");
   expect_refused(R"({"type": "string", "format": "regex"})", "format \"regex\" at #, expected one of date, ");
   expect_refused(R"({"minimum": 3, "minLength": 1})", "keywords of several types");
@@ -225,6 +229,7 @@ TEST(JsonSchema, RefusesKeywordsThatAGrammarWouldIgnore) {
   std::string deep = "{}";
   for (int i = 0; i < 100; ++i) deep = R"({"items": )" + deep + "}";
   expect_refused(deep, "nested at most");
+  expect_refused(R"({"const": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}", "at most 256 levels");
 }
 
 TEST(JsonSchema, SaysWhatItLeavesOpen) {
@@ -235,6 +240,10 @@ TEST(JsonSchema, SaysWhatItLeavesOpen) {
   EXPECT_EQ(prepared(R"({"type": "integer", "enum": [1, "a", 2.0]})")["enum"], json::parse("[1, 2.0]"));
   EXPECT_EQ(prepared(R"({"required": ["a"]})")["properties"]["a"], true);
   EXPECT_EQ(prepared_schema(R"({"type": "integer", "nullable": true})", "schema"), R"({"type":"integer"})");
+  EXPECT_EQ(prepared(R"({"type": "integer", "items": {"not": {}}, "minimum": 1})"),
+            json::parse(R"({"type": "integer", "minimum": 1})"))
+      << "keywords of other types say nothing";
+  EXPECT_NO_THROW(prepared(R"({"$ref": "#/$defs/a/properties/enum", "$defs": {"a": {"properties": {"enum": {}}}}})"));
   EXPECT_EQ(prepared_schema(R"({"properties": {"b": {}, "a": {}}, "title": "t"})", "schema").find("\"b\":{},\"a\":{}"),
             15U)
       << "properties keep their order";
