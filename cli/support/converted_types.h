@@ -1,4 +1,4 @@
-// The types of a GGUF file that a model does not compute with.
+// The types of a model's files that the model does not compute with.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace efla::cli {
 
-// Says in one line on standard error which weights of a GGUF file get another type in memory. Says nothing of folders.
+// Says in one line on standard error which weights of a model of a family get another type in memory.
 void report_converted_types(const char* command, const std::string& model, nn::WeightType weights);
 
 }  // namespace efla::cli

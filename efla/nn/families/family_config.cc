@@ -161,6 +161,23 @@ void read_mlp(const Fields& fields, FamilyConfig& config) {
                                         : fields.get<std::int64_t>("intermediate_size", 1, kMostInner);
 }
 
+// Takes note of weights in FP8 with a scale per block (fp8_blocks.h), which the tensors have, and refuses all other
+// quantised weights. Inputs of linear layers are not rounded to FP8, as activation_scheme would have it.
+void read_quantization(const Fields& fields) {
+  constexpr const char* kName = "quantization_config";
+  const auto* found = fields.find(kName);
+  if (found == nullptr || found->is_null()) return;
+  const Fields own = fields.object(kName);
+  own.get<std::string>("quant_method");
+  allow_values(own, "quant_method", {"fp8"});
+  allow_values(own, "fmt", {"e4m3"});
+  allow_values(own, "activation_scheme", {"dynamic"});
+  own.get<std::vector<std::int64_t>>("weight_block_size");
+  allow_values(own, "weight_block_size", {json::array({kFp8Block, kFp8Block})});
+  for (const char* name : {"modules_to_not_convert", "ignored_layers"}) own.find(name);
+  own.refuse_others();
+}
+
 // Reads the fields of the text model, in config.json or in its text_config.
 void read_text(const Fields& fields, FamilyConfig& config) {
   config.vocab_size = fields.get<std::int64_t>("vocab_size", 1, kMostIds);
@@ -180,6 +197,7 @@ void read_text(const Fields& fields, FamilyConfig& config) {
   allow_values(fields, "attn_output_gate", {config.family->gated_attention});
   allow_values(fields, "mamba_ssm_dtype", {"float32"});
   for (const char* name : kTrainingFields) fields.find(name);
+  read_quantization(fields);
   read_other_fields(fields);
   fields.refuse_others();
 }
@@ -209,6 +227,7 @@ FamilyConfig family_config_from_json(const Fields& fields) {
   read_text(text, config);
   for (const char* name : kVisionFields) fields.find(name);
   fields.find("pad_token_id");
+  read_quantization(fields);
   read_other_fields(fields);
   fields.refuse_others();
   return config;

@@ -13,7 +13,6 @@
 #include "efla/io/gguf/gguf.h"
 #include "efla/nn/families/gguf_config.h"
 #include "efla/nn/families/tensor_source.h"
-#include "efla/nn/inference/packed_weight.h"
 
 namespace efla::nn {
 
@@ -30,10 +29,7 @@ class GgufTensors final : public TensorSource {
   const std::vector<std::int64_t>& shape(const std::string& name) const override { return find(name).shape; }
   io::ByteView stored(const std::string& name) const override { return find(name).bytes; }
   bool has_whole_norms() const override { return true; }
-
-  // Returns which weights of linear layers are in memory in another type than in the file, for people, such as
-  // "Q3_K (12 tensors) becomes bfloat16"; "": none. weights: what is asked of the model.
-  std::string conversions(WeightType weights) const;
+  std::string conversions(WeightType weights) const override;
 
  private:
   const io::GgufTensor& find(const std::string& name) const { return *tensors_.find(name)->second; }

@@ -91,7 +91,6 @@ const std::vector<RestrictedField>& restricted_fields() {
       {"clamp_min", {nullptr}},
       {"clamp_max", {nullptr}},
       {"elementwise_affine", {true, nullptr}},
-      {"quantization_config", {nullptr}},
       {"is_encoder_decoder", {false}},
       {"add_cross_attention", {false}},
       {"cross_attention_hidden_size", {nullptr}},

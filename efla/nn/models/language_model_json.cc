@@ -309,6 +309,7 @@ LanguageModelConfig language_model_config_from_json(const Fields& fields) {
   } else {
     fields.refuse("model_type", "delta_net, gated_deltanet, kda, comba, gated_deltaproduct or efla");
   }
+  allow_values(fields, "quantization_config", {nullptr});
   read_other_fields(fields);
   fields.refuse_others();
   fields.check([&] { validate(config); });
