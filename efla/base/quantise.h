@@ -1,4 +1,5 @@
-// Rounds numbers to blocks of quant_block.h.
+// Rounds numbers to blocks of quant_block.h. A scale has the range of float16. All numbers of a block are NaN if one
+// that is rounded is not finite.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -193,6 +196,30 @@ TEST(Gguf, IsReadAsItWasWritten) {
   const std::vector<GgufNewTensor> wrong{{"t", find_gguf_type("F32"), {3}, three}};
   test::expect_error([&] { write_gguf(folder / "n.gguf", {}, wrong); }, "t", "12");
   EXPECT_FALSE(std::filesystem::exists(folder / "n.gguf"));
+}
+
+// Blocks keep that a number is not finite, which an integer cannot say, and large numbers stay finite.
+TEST(Gguf, RoundedNumbersAreFiniteWhereTheGivenOnesAre) {
+  const auto rounded = [](const char* name, float number) {
+    const GgufType& type = *find_gguf_type(name);
+    std::vector<float> numbers(32, 1.0F), again(32);
+    numbers[3] = number;
+    Bytes bytes(static_cast<std::size_t>(type.bytes));
+    quantise(type, numbers.data(), 32, bytes.data());
+    dequantise(type, bytes, again.data());
+    return again;
+  };
+  const auto is_finite = [](float x) { return std::isfinite(x); };
+  for (const char* name : {"Q8_0", "Q4_0"}) {
+    for (const float lost : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      EXPECT_TRUE(std::ranges::none_of(rounded(name, lost), is_finite)) << name << ' ' << lost;
+    }
+    for (const float large : {1e7F, -1e30F}) {
+      const auto numbers = rounded(name, large);
+      EXPECT_TRUE(std::ranges::all_of(numbers, is_finite)) << name << ' ' << large;
+      EXPECT_GT(numbers[3] / large, 0.0F);
+    }
+  }
 }
 
 // gguf-py's quantize gave the bytes of Q8_0.
