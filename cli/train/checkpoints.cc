@@ -138,10 +138,11 @@ io::GgufEntries gguf_texts(const std::string& model, const nn::FamilyConfig& con
 
 // Writes the model of a family as a GGUF file.
 void export_as_gguf(const Arguments& arguments) {
-  check_output_file("export", "--gguf", arguments.gguf);
-  if (!nn::is_family_folder(arguments.model) || io::is_gguf(arguments.model)) {
-    throw Error("export", "--gguf", arguments.model, "the folder of a hybrid model");
+  if (!nn::is_family_folder(arguments.model)) {
+    throw Error("export", "RUN", arguments.model, "with --gguf the folder of a hybrid model");
   }
+  if (!io::is_gguf(arguments.gguf)) throw Error("export", "--gguf", arguments.gguf, "a file name that ends with .gguf");
+  check_output_file("export", "--gguf", arguments.gguf);
   const auto texts = gguf_texts(arguments.model, nn::load_family_config(arguments.model));
   const auto done = nn::export_gguf(arguments.model, arguments.gguf, arguments.gguf_type, texts);
   fmt::print("{}: {} parameters, weights in {}{}\n", arguments.gguf, done.parameters, done.type,
@@ -235,8 +236,9 @@ void add_import(CLI::App& program) {
       program.add_subcommand("import", "Read a language model in Hugging Face's layout into a folder of efla");
   command
       ->add_option("HF_DIR", arguments->model,
-                   "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba or efla) and\n"
-                   "model.safetensors, or its shards with model.safetensors.index.json")
+                   "Folder with config.json (model_type delta_net, gated_deltanet, kda, comba,\n"
+                   "gated_deltaproduct or efla) and model.safetensors, or its shards with\n"
+                   "model.safetensors.index.json")
       ->required()
       ->type_name("FOLDER");
   command->add_option("--out", arguments->out, "New folder for the model, in float32")->required()->type_name("RUN");
@@ -247,6 +249,7 @@ void run_export(const Arguments& arguments) {
   if (arguments.out.empty() == arguments.gguf.empty()) {
     throw Error("export", "--out", arguments.out.empty() ? "neither it nor --gguf" : "both it and --gguf", "one");
   }
+  if (io::is_gguf(arguments.model)) throw Error("export", "RUN", "the GGUF file " + arguments.model, "a folder");
   if (!arguments.gguf.empty()) return export_as_gguf(arguments);
   if (!arguments.gguf_type.empty()) throw Error("export", "--gguf-type", arguments.gguf_type, "--gguf with it");
   nn::is_family_folder(arguments.model) ? export_family(arguments) : convert("export", arguments);
@@ -268,8 +271,8 @@ void add_export(CLI::App& program) {
       ->type_name("HF_DIR");
   command
       ->add_option("--gguf", arguments->gguf,
-                   "GGUF file for a hybrid model of Qwen3.5 without experts, with its tokenizer and\n"
-                   "its chat template, instead of --out")
+                   "GGUF file, NAME.gguf, for a hybrid model of Qwen3.5 without experts, with its\n"
+                   "tokenizer and its chat template, instead of --out")
       ->type_name("FILE");
   command
       ->add_option("--gguf-type", arguments->gguf_type,

@@ -156,7 +156,7 @@ TEST_F(FamilyFolder, DraftsByItsOwnHeadLeaveTheReplyAsItIs) {
   };
   auto tensors = nn::random_family_tensors(config_, "model.language_model.", 8);
   nn::write_family_folder(model(), config_, tensors, true, true);
-  refuses({"--draft-head", "1"}, "--draft-head: got a folder without tensors mtp.");
+  refuses({"--draft-head", "1"}, "--draft-head: got a model without tensors mtp.");
   nn::add_draft_head(tensors, config_);
   nn::write_family_folder(model(), config_, tensors, true, true);
   refuses({"--draft-head", "8"}, "--draft-head");
@@ -189,13 +189,17 @@ TEST_F(FamilyFolder, IsExportedAsAGgufFile) {
   };
   EXPECT_EQ(continued(file), continued(model().string()));
   EXPECT_FALSE(continued(file).empty());
-  const auto refuses = [&](const std::vector<std::string>& arguments, const char* says) {
+  const auto refuses = [&](const std::vector<std::string>& arguments, const std::string& says) {
     const auto result = run_program(arguments);
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_NE(result.err.find(says), std::string::npos) << result.err;
   };
   refuses({"export", model().string()}, "--out: got neither it nor --gguf, expected one");
-  refuses({"export", file, "--gguf", file + "2"}, "expected the folder of a hybrid model");
+  refuses({"export", file, "--gguf", file + "2"}, "RUN: got the GGUF file");
+  refuses({"export", file, "--out", out().string()}, "RUN: got the GGUF file");
+  const std::string weights = (model() / "model.safetensors").string();
+  refuses({"export", model().string(), "--gguf", weights},
+          "--gguf: got " + weights + ", expected a file name that ends");
   refuses({"export", model().string(), "--gguf", file, "--gguf-type", "Q4_K"}, "--gguf-type");
   refuses({"export", model().string(), "--out", out().string(), "--gguf-type", "F16"}, "--gguf-type");
   write_text(model() / "tokenizer.json", byte_level_json(byte_level_step(true)).dump());

@@ -72,7 +72,7 @@ LayerTensors FamilyTensors::layer(std::int64_t index, const MixerPlan& plan) {
 
 DraftHeadTensors FamilyTensors::draft_head() {
   const std::int64_t width = config_.hidden_size;
-  if (!files_.begin_draft_head()) throw Error("model", "draft_head", "a folder without tensors mtp.", "0");
+  if (!files_.begin_draft_head()) throw Error("model", "draft_head", "a model without tensors mtp.", "0");
   DraftHeadTensors head;
   head.embedding_norm = norm("", {"pre_fc_norm_embedding"}, width);
   head.hidden_norm = norm("", {"pre_fc_norm_hidden"}, width);
