@@ -113,6 +113,20 @@ TEST_P(Goldens, WrittenModelsNameTheirClassesInTransformers) {
   EXPECT_NE(test::read_text(written / "efla_model.py").find("from efla.hf import"), std::string::npos);
 }
 
+// The package's configuration would take such a folder for a model of its own mixer efla.
+TEST(LanguageModelFile, TypesThatThePackageDoesNotHaveNameNoClass) {
+  for (const std::string mixer : {"comba", "deltaproduct", "gated-deltaproduct"}) {
+    LanguageModelConfig config{.mixer = mixer, .vocab_size = 20, .hidden_size = 16, .num_hidden_layers = 1};
+    config.num_heads = 1;
+    const test::TempFolder written;
+    save_language_model(LanguageModel(config, Initialiser(3)), written.path());
+    const auto fields = io::read_json(written / "config.json");
+    EXPECT_EQ(fields["model_type"], mixer == "comba" ? "comba" : "gated_deltaproduct");
+    EXPECT_FALSE(fields.contains("auto_map"));
+    EXPECT_FALSE(fs::exists(written / "efla_model.py"));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::Values("delta_net-a", "gdn-a", "kda-a"),
                          [](const auto& info) { return std::string(info.param, std::string(info.param).find('-')); });
 

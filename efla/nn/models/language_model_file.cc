@@ -36,12 +36,15 @@ constexpr const char* kCode =
 constexpr const char* kEmbeddings = "model.embeddings.weight";
 constexpr const char* kHead = "lm_head.weight";
 
-// Returns the field auto_map of config.json: which classes of kCodeFile the model has in transformers.
+// Returns the field auto_map of config.json: which classes of kCodeFile a model type has in transformers; null for
+// none. The configuration of type efla refuses the mixers that the package does not have.
 nlohmann::json auto_map(const std::string& model_type) {
   const std::string name = model_type == "delta_net"        ? "DeltaNet"
                            : model_type == "gated_deltanet" ? "GatedDeltaNet"
                            : model_type == "kda"            ? "KDA"
-                                                            : "Efla";
+                           : model_type == "efla"           ? "Efla"
+                                                            : "";
+  if (name.empty()) return nullptr;
   const std::string prefix = "efla_model." + name;
   return {{"AutoConfig", prefix + "Config"},
           {"AutoModel", prefix + "Model"},
@@ -128,8 +131,10 @@ void save_language_model(const LanguageModel& model, const fs::path& folder) {
   }
   io::write_safetensors(folder / io::kWeightsFile, entries, {{"format", "pt"}});
   auto config = to_json(model.config());
-  config["auto_map"] = auto_map(config.at("model_type"));
-  io::write_file_atomically(folder / kCodeFile, kCode);
+  if (auto map = auto_map(config.at("model_type")); !map.is_null()) {
+    config["auto_map"] = std::move(map);
+    io::write_file_atomically(folder / kCodeFile, kCode);
+  }
   io::write_file_atomically(folder / kConfigFile, config.dump(1) + "\n");
 }
 

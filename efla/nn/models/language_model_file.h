@@ -23,8 +23,9 @@ LanguageModelConfig load_language_model_config(const std::filesystem::path& path
 std::shared_ptr<LanguageModel> load_language_model(const std::filesystem::path& path,
                                                    torch::Device device = torch::kCPU);
 
-// Writes config.json, model.safetensors (float32) and efla_model.py, which loads the model in transformers, to an
-// existing folder. Each file is written whole or not at all. Throws IoError.
+// Writes config.json, model.safetensors (float32) and, unless the model type is one that the Python package does not
+// have, efla_model.py, which loads the model in transformers, to an existing folder. Each file is written whole or not
+// at all. Throws IoError.
 void save_language_model(const LanguageModel& model, const std::filesystem::path& folder);
 
 }  // namespace efla::nn
