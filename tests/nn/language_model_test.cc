@@ -412,6 +412,8 @@ TEST(LanguageModel, NamesWhatIsWrong) {
   wrong("allow_neg_eigval", "efla has no step of Euler's", [](auto& c) { c.allow_neg_eigval = true; });
   wrong("qk_norm", "efla takes q and k as they are", [](auto& c) { c.qk_norm = "l2"; });
   wrong("safe_gate", "no decay by channel", [](auto& c) { c.safe_gate = true; });
+  wrong("num_householder", "efla has one step per token", [](auto& c) { c.num_householder = 2; });
+  wrong("v_low_rank_dim", "efla has no such projections", [](auto& c) { c.v_low_rank_dim = 32; });
   wrong("attn.layers", "layers from 0 to 1", [](auto& c) { c.attention_layers = {2}; });
   wrong("attn.num_heads", "divides hidden", [](auto& c) { c.attention_layers = {0}, c.attention_heads = 5; });
   wrong("eos_token_id", "below vocab_size", [](auto& c) { c.eos_token_id = {1, kVocabulary}; });

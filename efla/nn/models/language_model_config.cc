@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "efla/base/check.h"
 #include "efla/rule/short_conv.h"
@@ -93,6 +94,26 @@ AttentionConfig LanguageModelConfig::attention_config() const {
   return config;
 }
 
+namespace {
+
+// Checks the fields that only some mixers have, by the names of the configuration, and the mixer.
+void validate_mixer(const LanguageModelConfig& config, const MixerPreset& preset, const Require& require) {
+  require(config.num_householder <= 1 || preset.steps_per_token > 1, "num_householder", config.num_householder,
+          "none, as " + config.mixer + " has one step per token");
+  for (const auto& [field, rank] : {std::pair{"decay_low_rank_dim", config.decay_low_rank_dim},
+                                    {"a_low_rank_dim", config.a_low_rank_dim},
+                                    {"v_low_rank_dim", config.v_low_rank_dim},
+                                    {"gate_low_rank_dim", config.gate_low_rank_dim}}) {
+    require(rank == 0 || preset.rwkv7, field, rank, "none, as " + config.mixer + " has no such projections");
+  }
+  validate(config.mixer_config());
+  if (!preset.rwkv7) return;
+  require(!config.is_attention(0), "attn.layers", 0, "others, as layers of rwkv7 read values of the first layer");
+  require(config.use_gate.value_or(true), "use_gate", false, "true for rwkv7");
+}
+
+}  // namespace
+
 void validate(const LanguageModelConfig& config) {
   const Require require(kConfig);
   const auto& preset = mixer_preset(config.mixer);
@@ -138,11 +159,7 @@ void validate(const LanguageModelConfig& config) {
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     (config.is_attention(layer) ? any_attention : any_mixer) = true;
   }
-  if (any_mixer) validate(config.mixer_config());
-  if (any_mixer && preset.rwkv7) {
-    require(!config.is_attention(0), "attn.layers", 0, "others, as layers of rwkv7 read values of the first layer");
-    require(config.use_gate.value_or(true), "use_gate", false, "true for rwkv7");
-  }
+  if (any_mixer) validate_mixer(config, preset, require);
   if (any_attention) {
     const AttentionConfig attention = config.attention_config();
     require(config.hidden_size % (2 * attention.heads) == 0,

@@ -222,6 +222,29 @@ const std::vector<std::pair<const char*, LanguageModelConfig>>& presets() {
   return all;
 }
 
+// Adds the fields of the model type efla.
+void add_efla_fields(const LanguageModelConfig& c, json& out) {
+  out["mixer"] = c.mixer;
+  out["num_v_heads"] = c.num_v_heads > 0 ? json(c.num_v_heads) : json(nullptr);
+  out["head_dim"] = c.head_dim > 0 ? json(c.head_dim) : json(nullptr);
+  out["expand_k"] = c.expand_k;
+  out["expand_v"] = c.expand_v;
+  out["use_gate"] = optional_json(c.use_gate);
+  out["use_beta"] = c.use_beta;
+  out["use_output_norm"] = c.use_output_norm;
+  out["qk_norm"] = c.qk_norm.empty() ? json(nullptr) : json(c.qk_norm);
+  out["qk_activation"] = c.qk_activation;
+  out["safe_gate"] = c.safe_gate;
+  out["lower_bound"] = optional_json(c.lower_bound);
+  if (c.num_householder > 0) out["num_householder"] = c.num_householder;
+  for (const auto& [name, rank] : {std::pair{"decay_low_rank_dim", c.decay_low_rank_dim},
+                                   {"a_low_rank_dim", c.a_low_rank_dim},
+                                   {"v_low_rank_dim", c.v_low_rank_dim},
+                                   {"gate_low_rank_dim", c.gate_low_rank_dim}}) {
+    if (rank > 0) out[name] = rank;
+  }
+}
+
 }  // namespace
 
 json to_json(const LanguageModelConfig& c) {
@@ -266,25 +289,7 @@ json to_json(const LanguageModelConfig& c) {
       out["use_gate"] = gated_output;
     }
   } else {
-    out["mixer"] = c.mixer;
-    out["num_v_heads"] = c.num_v_heads > 0 ? json(c.num_v_heads) : json(nullptr);
-    out["head_dim"] = c.head_dim > 0 ? json(c.head_dim) : json(nullptr);
-    out["expand_k"] = c.expand_k;
-    out["expand_v"] = c.expand_v;
-    out["use_gate"] = optional_json(c.use_gate);
-    out["use_beta"] = c.use_beta;
-    out["use_output_norm"] = c.use_output_norm;
-    out["qk_norm"] = c.qk_norm.empty() ? json(nullptr) : json(c.qk_norm);
-    out["qk_activation"] = c.qk_activation;
-    out["safe_gate"] = c.safe_gate;
-    out["lower_bound"] = optional_json(c.lower_bound);
-    if (c.num_householder > 0) out["num_householder"] = c.num_householder;
-    for (const auto& [name, rank] : {std::pair{"decay_low_rank_dim", c.decay_low_rank_dim},
-                                     {"a_low_rank_dim", c.a_low_rank_dim},
-                                     {"v_low_rank_dim", c.v_low_rank_dim},
-                                     {"gate_low_rank_dim", c.gate_low_rank_dim}}) {
-      if (rank > 0) out[name] = rank;
-    }
+    add_efla_fields(c, out);
   }
   return out;
 }
