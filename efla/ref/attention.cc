@@ -10,7 +10,7 @@ namespace efla::ref {
 namespace {
 
 // Returns the weights of tokens 0 to t of a run's text for query head h of row `row` of q, not yet divided by their
-// sum, and adds them to `sum`.
+// sum, and adds them to `sum`. Tokens that are not used have weight 0.
 template <class S>
 std::vector<double> weights_of(const AttentionForward<S>& p, const AttentionRun<S>& run, std::int64_t t,
                                std::int64_t row, std::int64_t h, double& sum) {
@@ -23,7 +23,7 @@ std::vector<double> weights_of(const AttentionForward<S>& p, const AttentionRun<
     for (std::int64_t i = 0; i < shape.key_dim; ++i) {
       score += static_cast<double>(p.q(row, h, i)) * to_float(keys[i * shape.page_tokens]);
     }
-    weights.push_back(p.scale_or_default() * score);
+    weights.push_back(s < std::min(p.first_key, t) ? -INFINITY : p.scale_or_default() * score);
     largest = std::max(largest, weights.back());
   }
   for (double& weight : weights) sum += weight = std::exp(weight - largest);

@@ -43,13 +43,14 @@ struct AttentionRun {
 //
 //   o_t = Σ_{s ≤ t} w_ts v_s,    w_ts = exp(scale q_t·k_s) / Σ_{r ≤ t} exp(scale q_t·k_r)
 //
-// s and r are the tokens of the text from its first one to t itself, earlier ones and new ones. All keys and values,
-// also those of the new tokens, are used as they are stored: rounded to S. The rows of q, k, v and o are the N new
-// tokens of all runs, one run after the other.
+// s and r are the tokens of the text from min(first_key, t) to t itself, earlier ones and new ones. All keys and
+// values, also those of the new tokens, are used as they are stored: rounded to S. The rows of q, k, v and o are the N
+// new tokens of all runs, one run after the other.
 template <class S>
 struct AttentionForward {
   AttentionShape shape;
-  double scale = NAN;  // NaN: K^(−1/2)
+  double scale = NAN;          // NaN: K^(−1/2)
+  std::int64_t first_key = 0;  // tokens of a text that no later token uses, less than kAttentionBlock
   std::span<const AttentionRun<S>> runs;
   View<const float, 3> q;  // [N, H, K]
   View<const float, 3> k;  // [N, G, K]

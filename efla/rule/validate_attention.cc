@@ -70,6 +70,9 @@ void validate(const AttentionForward<S>& p) {
   const AttentionShape& shape = p.shape;
   check_shape(kAttention, shape);
   if (std::isinf(p.scale)) throw Error(kAttention, "scale", value_text(p.scale), "a finite number");
+  if (p.first_key < 0 || p.first_key >= kAttentionBlock) {
+    throw Error(kAttention, "first_key", std::to_string(p.first_key), "0 to " + std::to_string(kAttentionBlock - 1));
+  }
   for (std::size_t i = 0; i < p.runs.size(); ++i) {
     const AttentionRun<S>& run = p.runs[i];
     const std::string name = "runs[" + std::to_string(i) + "].";

@@ -65,11 +65,10 @@ class FamilyReference {
   // Returns the `count` likeliest tokens that the draft head predicts after a text and the id that follows it, each
   // from all tokens before it.
   std::vector<std::int32_t> drafts(std::vector<std::int32_t> ids, std::size_t count) {
-    const auto width = static_cast<std::size_t>(config_.hidden_size);
     const Numbers embeddings = tensor({"embed_tokens.weight"});
     const Numbers head = config_.tied ? embeddings : whole("lm_head.weight");
     std::vector<Numbers> before = hidden(std::vector(ids.begin(), ids.end() - 1));
-    before.insert(before.begin(), Numbers(width));
+    ids.erase(ids.begin());  // the first one has no input of the head before it
     std::vector<std::int32_t> drafted;
     const auto text = std::exchange(prefix_, "mtp.");
     while (drafted.size() < count) {
@@ -84,7 +83,7 @@ class FamilyReference {
       }
       const std::string layer = "layers.0.";
       const Numbers first = tensor({layer + "input_layernorm.weight"});
-      add(x, mixed(normed(x, first, true), layer, true), first, false);
+      add(x, attention(normed(x, first, true), layer + "self_attn."), first, false);
       const Numbers second = tensor({layer + "post_attention_layernorm.weight"});
       std::vector<Numbers> inner;
       for (const auto& row : normed(x, second, true))

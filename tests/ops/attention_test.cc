@@ -29,7 +29,7 @@ using test::TextRows;
 
 // The naive implementation in float32: all scores of a row, their softmax, the weighted sum.
 template <class S>
-std::vector<double> naive(const AttentionShape& shape, TextRows& text, double scale) {
+std::vector<double> naive(const AttentionShape& shape, TextRows& text, double scale, std::int64_t first_key) {
   const auto q = text.q.view(), k = text.k.view(), v = text.v.view();
   std::vector<double> o;
   const auto stored = [](float x) { return to_float(from_state<S>(x)); };
@@ -38,7 +38,8 @@ std::vector<double> naive(const AttentionShape& shape, TextRows& text, double sc
       const std::int64_t g = h / shape.group();
       std::vector<float> weights;
       float sum = 0.0F;
-      for (std::int64_t s = 0; s <= t; ++s) {
+      const std::int64_t first = std::min(first_key, t);
+      for (std::int64_t s = first; s <= t; ++s) {
         float score = 0.0F;
         for (std::int64_t i = 0; i < shape.key_dim; ++i) score += q(t, h, i) * stored(k(s, g, i));
         weights.push_back(static_cast<float>(scale) * score);
@@ -47,7 +48,9 @@ std::vector<double> naive(const AttentionShape& shape, TextRows& text, double sc
       for (float& weight : weights) sum += weight = std::exp(weight - largest);
       for (std::int64_t j = 0; j < shape.value_dim; ++j) {
         float value = 0.0F;
-        for (std::int64_t s = 0; s <= t; ++s) value += weights[static_cast<std::size_t>(s)] * stored(v(s, g, j));
+        for (std::int64_t s = first; s <= t; ++s) {
+          value += weights[static_cast<std::size_t>(s - first)] * stored(v(s, g, j));
+        }
         o.push_back(value / sum);
       }
     }
@@ -58,7 +61,7 @@ std::vector<double> naive(const AttentionShape& shape, TextRows& text, double sc
 // Computes a text in pieces of at most `most` tokens, and returns the outputs.
 template <class S>
 std::vector<double> in_pieces(const AttentionShape& shape, TextRows& text, double scale, std::int64_t most,
-                              const RunOptions& options) {
+                              const RunOptions& options, std::int64_t first_key = 0) {
   const std::int64_t tokens = text.q.view().extent[0];
   const TextPages<S> pages(shape, tokens);
   text.o.poison();
@@ -66,6 +69,7 @@ std::vector<double> in_pieces(const AttentionShape& shape, TextRows& text, doubl
     const AttentionRun<S> run = pages.run(begin, std::min(most, tokens - begin));
     auto p = test::problem_of(shape, text, run);
     p.scale = scale;
+    p.first_key = first_key;
     attention_forward(p, options);
   }
   EXPECT_TRUE(text.o.sentinels_intact());
@@ -73,12 +77,14 @@ std::vector<double> in_pieces(const AttentionShape& shape, TextRows& text, doubl
 }
 
 template <class S>
-void expect_reference(const AttentionShape& shape, TextRows& text, double scale, std::int64_t most) {
-  const auto expected = in_pieces<S>(shape, text, scale, most, {"ref"});
+void expect_reference(const AttentionShape& shape, TextRows& text, double scale, std::int64_t most,
+                      std::int64_t first_key = 0) {
+  const auto expected = in_pieces<S>(shape, text, scale, most, {"ref"}, first_key);
   ThreadPool pool(3);
-  const auto got = in_pieces<S>(shape, text, scale, most, {"simd", {.pool = &pool}});
+  const auto got = in_pieces<S>(shape, text, scale, most, {"simd", {.pool = &pool}}, first_key);
   const double used = std::isnan(scale) ? 1 / std::sqrt(static_cast<double>(shape.key_dim)) : scale;
-  EXPECT_EQ(test::disagreement(got, expected, naive<S>(shape, text, used), test::tolerance_of("float32")), "")
+  EXPECT_EQ(test::disagreement(got, expected, naive<S>(shape, text, used, first_key), test::tolerance_of("float32")),
+            "")
       << "H " << shape.heads << ", G " << shape.key_value_heads << ", K " << shape.key_dim << ", V " << shape.value_dim
       << ", P " << shape.page_tokens << ", tokens " << text.q.view().extent[0] << ", pieces of " << most;
 }
@@ -115,6 +121,15 @@ TEST_P(AttentionOnTarget, IsTheFloat64Result) {
     TextRows text = test::random_text(c.shape, c.tokens, random, c.layout);
     expect_reference<float>(c.shape, text, NAN, c.most);
     expect_reference<bfloat16>(c.shape, text, NAN, c.most);
+  }
+}
+
+TEST_P(AttentionOnTarget, FirstKeysAreUsedByNoLaterToken) {
+  Random random(3);
+  for (const Case& c : cases()) {
+    TextRows text = test::random_text(c.shape, c.tokens, random, c.layout);
+    expect_reference<float>(c.shape, text, NAN, c.most, 1);
+    expect_reference<bfloat16>(c.shape, text, NAN, c.most, 63);
   }
 }
 
@@ -287,6 +302,7 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   expect("page tokens P", "got 96, expected a multiple of 64", [](Problem& p) { p.shape.page_tokens = 96; });
   expect("key dim K", "got 0", [](Problem& p) { p.shape.key_dim = 0; });
   expect("scale", "got inf", [](Problem& p) { p.scale = INFINITY; });
+  expect("first_key", "got 64", [](Problem& p) { p.first_key = 64; });
   expect("q", "got nothing, expected a tensor of shape [70, 4, 8]", [](Problem& p) { p.q = {}; });
   expect("k", "got shape [70, 2, 7], expected shape [70, 2, 8]", [](Problem& p) { p.k.extent[2] = 7; });
   expect("v", "expected shape [70, 2, 6]", [](Problem& p) { p.v.extent[0] = 71; });

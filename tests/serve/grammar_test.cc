@@ -152,6 +152,15 @@ TEST_F(GrammarTest, ReasoningEndsAtItsLongest) {
   const auto none = constraint({.reasoning = ReplyRule::Reasoning::maybe, .max_reasoning_tokens = 0})->clone();
   take(*none, "<think>");
   EXPECT_EQ(text_of(allowed(*none)), "\n");
+  auto without_bytes = std::make_shared<ReasoningTokens>(*tokenizer_);
+  without_bytes->forced_end = {'x'};
+  const auto unread = make_constraint(without_bytes, {.reasoning = ReplyRule::Reasoning::begun,
+                                                      .max_reasoning_tokens = 0,
+                                                      .grammar = compile(choice_grammar({"yes"})).grammar,
+                                                      .ends = {kEnd}})
+                          ->clone();
+  take(*unread, "xyes");
+  EXPECT_EQ(text_of(allowed(*unread)), "$") << "a tokenizer's </think> may have no bytes";
 }
 
 TEST_F(GrammarTest, SaysWhatIsNoGrammar) {
@@ -202,6 +211,10 @@ TEST(JsonSchema, RefusesKeywordsThatAGrammarWouldIgnore) {
   expect_refused(R"({"$ref": "#/$defs/a", "properties": {}, "$defs": {"a": {}}})", "the keyword properties");
   expect_refused(R"({"$defs": {"a": {"not": {}}}})", "not at #/$defs/a");
   expect_refused(R"({"$ref": "other.json"})", "$ref");
+  for (const char* other : {"#/$defs/a/enum/0", "#/$defs", "#/$defs/a%2Fenum%2F0", "#a", "#/"}) {
+    expect_refused(R"({"$ref": ")" + std::string(other) + R"(", "$defs": {"a": {"const": {"not": {}}}}})",
+                   "another $ref at #");
+  }
   expect_refused(R"({"allOf": [{}, {}]})", "allOf with several schemas");
   expect_refused(R"({"type": "string", "format": "regex"})", "format \"regex\" at #, expected one of date, ");
   expect_refused(R"({"minimum": 3, "minLength": 1})", "keywords of several types");
@@ -216,6 +229,7 @@ TEST(JsonSchema, RefusesKeywordsThatAGrammarWouldIgnore) {
   std::string deep = "{}";
   for (int i = 0; i < 100; ++i) deep = R"({"items": )" + deep + "}";
   expect_refused(deep, "nested at most");
+  expect_refused(R"({"const": )" + std::string(100'000, '[') + std::string(100'000, ']') + "}", "at most 256 levels");
 }
 
 TEST(JsonSchema, SaysWhatItLeavesOpen) {
@@ -226,6 +240,10 @@ TEST(JsonSchema, SaysWhatItLeavesOpen) {
   EXPECT_EQ(prepared(R"({"type": "integer", "enum": [1, "a", 2.0]})")["enum"], json::parse("[1, 2.0]"));
   EXPECT_EQ(prepared(R"({"required": ["a"]})")["properties"]["a"], true);
   EXPECT_EQ(prepared_schema(R"({"type": "integer", "nullable": true})", "schema"), R"({"type":"integer"})");
+  EXPECT_EQ(prepared(R"({"type": "integer", "items": {"not": {}}, "minimum": 1})"),
+            json::parse(R"({"type": "integer", "minimum": 1})"))
+      << "keywords of other types say nothing";
+  EXPECT_NO_THROW(prepared(R"({"$ref": "#/$defs/a/properties/enum", "$defs": {"a": {"properties": {"enum": {}}}}})"));
   EXPECT_EQ(prepared_schema(R"({"properties": {"b": {}, "a": {}}, "title": "t"})", "schema").find("\"b\":{},\"a\":{}"),
             15U)
       << "properties keep their order";

@@ -186,6 +186,14 @@ TEST(ReplyParser, LeavesWhatOnlyLooksLikeACallInTheContent) {
   }
 }
 
+TEST(Tools, TakeNoLongForChoicesOfChoices) {
+  const std::vector<json> itself(1000, {{"$ref", "#/properties/p"}});
+  const json schema = {{"properties", {{"p", {{"type", "integer"}, {"anyOf", itself}}}}}};
+  EXPECT_EQ(make_tool("use", schema).types.at("p"), std::vector<std::string>{"integer"});
+  const auto small = json::parse(R"({"properties": {"q": {"anyOf": [{"const": 0.5}, {"enum": [1, null, 2]}]}}})");
+  EXPECT_EQ(make_tool("use", small).types.at("q"), (std::vector<std::string>{"number", "integer", "null"}));
+}
+
 TEST(ToolFormats, AreWhatTheTemplateDescribes) {
   EXPECT_EQ(tool_format_of("<tool_call>\n<function=x>"), ToolFormat::xml);
   EXPECT_EQ(tool_format_of("within <tool_call></tool_call>"), ToolFormat::hermes);

@@ -142,10 +142,35 @@ TEST(XmlArguments, RefusesWhatTextsCannotSay) {
   refused(R"({"enum": ["a", 1]})", "constants that are all texts, or none");
   refused(R"({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]})", "no choice between a text and");
   refused(R"({"oneOf": [{"type": "string"}, {"type": "null"}]})", "anyOf instead of oneOf");
+  refused(R"({"type": "object", "properties": {"a": {"$ref": "#"}}})", "a $ref to #/$defs/NAME");
   const std::vector<Tool> tools{
       tool_of("t", R"({"properties": {"p": {"oneOf": [{"type": "null"}, {"type": "null"}]}}})")};
   const auto source = tool_grammar(tools, ToolFormat::xml, {.must_call = true}, std::nullopt, "arguments");
   EXPECT_NE(source.text.find("oneOf"), std::string::npos) << "XGrammar refuses it, if the schemas overlap";
+}
+
+// Each definition refers to the next one many times, so that the values without $ref are more than any memory has.
+std::string nested_choices(const std::string& innermost) {
+  json definitions = {{"d6", json::parse(innermost)}};
+  for (int i = 0; i < 6; ++i) {
+    const json next = {{"$ref", "#/$defs/d" + std::to_string(i + 1)}};
+    definitions["d" + std::to_string(i)] = {{"anyOf", std::vector<json>(100, next)}};
+  }
+  const json schema = {{"type", "object"}, {"properties", {{"p", {{"$ref", "#/$defs/d0"}}}}}, {"$defs", definitions}};
+  return schema.dump();
+}
+
+TEST(XmlArguments, TakesNoLongForChoicesOfChoices) {
+  const auto grammar = [](const std::string& schema) {
+    return tool_grammar(std::vector{tool_of("t", schema)}, ToolFormat::xml, {.must_call = true}, {}, "arguments");
+  };
+  const auto numbers = grammar(nested_choices(R"({"type": "integer"})"));
+  EXPECT_NE(numbers.text.find("#/$defs/d0"), std::string::npos) << "JSON, which XGrammar reads once";
+  EXPECT_THROW(grammar(nested_choices(R"({"type": "string"})")), Error);
+  json large = {{"type", "object"}, {"properties", json::object()}, {"$defs", {{"d", {{"enum", {""}}}}}}};
+  large["$defs"]["d"]["enum"][0] = std::string(100'000, 'a');
+  for (int i = 0; i < 60; ++i) large["properties"]["p" + std::to_string(i)] = {{"type", "integer"}};
+  EXPECT_THROW(grammar(large.dump()), Error);
 }
 
 }  // namespace

@@ -67,6 +67,7 @@ struct Block {
   const S* values;        // [kAttentionBlock, V]
   std::int64_t row, end;  // the rows of the task that use the block
   const S* next_keys;     // of the block that the task computes next, or nothing
+  std::int64_t unused;    // first keys that only their own rows use
 };
 
 // scores[r] += q_r · keys over the channels [begin, end), for rows of a tile.
@@ -115,13 +116,19 @@ struct ValueTile {
   }
 };
 
-// Replaces the first `limit` scores of a row, products q·k, by their weights. Updates the largest score and the sum of
-// the weights, and returns c. Not inlined, so that the compiler fuses the same products and sums for every caller.
-HWY_NOINLINE float weigh(float* HWY_RESTRICT scores, std::int64_t limit, float scale, float& largest, float& weights) {
+// Replaces the scores [unused, limit) of a row, products q·k, by their weights, and the ones before by 0. Updates the
+// largest score and the sum of the weights, and returns c. Not inlined, so that the compiler fuses the same products
+// and sums for every caller.
+HWY_NOINLINE float weigh(float* HWY_RESTRICT scores, std::int64_t unused, std::int64_t limit, float scale,
+                         float& largest, float& weights) {
   const FloatTag d;
+  const auto used_of = [&](std::int64_t i) HWY_ATTR {
+    const auto first = hn::FirstN(d, static_cast<std::size_t>(std::max<std::int64_t>(0, unused - i)));
+    return hn::AndNot(first, hn::FirstN(d, static_cast<std::size_t>(limit - i)));
+  };
   FloatVec most = hn::Set(d, largest);
   for (std::int64_t i = 0; i < limit; i += kLanes) {
-    const auto used = hn::FirstN(d, static_cast<std::size_t>(limit - i));
+    const auto used = used_of(i);
     const FloatVec score = hn::Mul(hn::Set(d, scale), hn::Load(d, scores + i));
     hn::Store(score, d, scores + i);
     most = hn::Max(most, hn::IfThenElse(used, score, hn::Set(d, kLowest)));
@@ -129,9 +136,9 @@ HWY_NOINLINE float weigh(float* HWY_RESTRICT scores, std::int64_t limit, float s
   const float next = hn::GetLane(hn::MaxOfLanes(d, most));
   FloatVec sum = hn::Zero(d);
   for (std::int64_t i = 0; i < limit; i += kLanes) {
-    const auto used = hn::FirstN(d, static_cast<std::size_t>(limit - i));
+    const auto used = used_of(i);
     const FloatVec weight = exp_of_negative(d, hn::Sub(hn::Load(d, scores + i), hn::Set(d, next)));
-    hn::Store(weight, d, scores + i);
+    hn::Store(hn::IfThenElseZero(used, weight), d, scores + i);
     sum = hn::Add(sum, hn::IfThenElseZero(used, weight));
   }
   const hn::CappedTag<float, 1> d1;
@@ -150,7 +157,9 @@ HWY_INLINE void attend_block(const AttentionShape& shape, const Block<S>& block,
     for_row_tiles(row, end, ScoreTile<S>{block, s, i, std::min(i + kKeyDepth, shape.key_dim)});
   }
   for (std::int64_t r = row; r < end; ++r) {
-    s.factors[r] = weigh(s.scores + r * kAttentionBlock, s.limit[r], scale, s.segment.largest[r], s.segment.weights[r]);
+    const auto unused = std::min<std::int64_t>(block.unused, s.limit[r] - 1);
+    s.factors[r] =
+        weigh(s.scores + r * kAttentionBlock, unused, s.limit[r], scale, s.segment.largest[r], s.segment.weights[r]);
   }
   s.ahead = Ahead(block.next_keys, shape.key_dim * kAttentionBlock);
   std::int64_t j = 0;
@@ -230,7 +239,7 @@ HWY_INLINE void attend_segment(const AttentionForward<S>& p, const AttentionRows
                                                     : nullptr;
       attend_block(shape,
                    Block<S>{keys(key, head), shape.page_tokens, values + key % shape.page_tokens * shape.value_dim, row,
-                            row_end, next_keys},
+                            row_end, next_keys, std::max<std::int64_t>(0, p.first_key - key)},
                    scale, s);
     });
   }

@@ -174,7 +174,7 @@ void AttentionLayers::attend_pages(std::int64_t layer, AttentionForward<S> probl
 }
 
 void AttentionLayers::attend(std::int64_t index, const View<float, 2>& x, const View<float, 2>& y,
-                             std::span<const TextRun> runs, ThreadPool& pool) {
+                             std::span<const TextRun> runs, ThreadPool& pool, std::int64_t first_key) {
   const Layer& layer = layers_[static_cast<std::size_t>(index)];
   const std::int64_t rows = x.extent[0], width = shape_.heads * shape_.key_dim;
   const std::int64_t keys = shape_.key_value_heads * shape_.key_dim;
@@ -193,6 +193,7 @@ void AttentionLayers::attend(std::int64_t index, const View<float, 2>& x, const 
   rotate(k, shape_.key_value_heads, pool);
 
   const auto compute = [&]<class S>(AttentionForward<S> p) {
+    p.first_key = first_key;
     p.q = heads_of(q, shape_.heads);
     p.k = heads_of(k, shape_.key_value_heads);
     p.v = heads_of(columns_of(projected, {layer.in.outputs() - keys, keys}), shape_.key_value_heads);

@@ -92,9 +92,10 @@ class AttentionLayers {
   // Begins a call with the runs of InferenceModel::advance: finds the position of each token, and gives the texts
   // pages.
   void begin(std::span<const TextRun> runs);
-  // Maps the inputs x [R, D] of layer number `layer` of these to its outputs y [R, D], which may be x.
+  // Maps the inputs x [R, D] of layer number `layer` of these to its outputs y [R, D], which may be x. first_key:
+  // tokens of a text that no later token uses.
   void attend(std::int64_t layer, const View<float, 2>& x, const View<float, 2>& y, std::span<const TextRun> runs,
-              ThreadPool& pool);
+              ThreadPool& pool, std::int64_t first_key = 0);
 
  private:
   struct Layer {

@@ -35,7 +35,7 @@ void DraftHead::attend(std::span<const std::int32_t> ids, std::span<const TextRu
   join(hidden, hidden_norm_, width_);
   fc_.apply(joined, x, pool);
   norm_rows(x, before_attention_, norm_eps_, part, pool);
-  attention_.attend(layer_, part, part, runs, pool);
+  attention_.attend(layer_, part, part, runs, pool, /*first_key=*/1);
   add_rows(x, part);
 }
 

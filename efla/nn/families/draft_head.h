@@ -23,8 +23,9 @@ namespace efla::nn {
 //
 //   x = fc [norm_e(e) | norm_h(h)];  x += attention(norm(x));  x += mlp(norm(x));  logits = output · norm(x)
 //
-// A text's first token has h = 0. The keys and values of a token lie beside those of the model's layers, in the same
-// place of the text's pages. Besides them a text's state has h before its next token.
+// A text's first token has no h: zeros stand for it, and no other token attends to it. The keys and values of a token
+// lie beside those of the model's layers, in the same place of the text's pages. Besides them a text's state has h
+// before its next token.
 class DraftHead {
  public:
   // attention: of the model, to which the head adds a layer. embeddings, output: the model's weights. All three must

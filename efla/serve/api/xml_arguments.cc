@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -28,7 +29,7 @@ class Parameters {
  public:
   Parameters(const Tool& tool, Json schema) : tool_(tool), schema_(std::move(schema)) {}
 
-  JsonText all() const {
+  JsonText all() {
     const bool object = schema_.is_object() && schema_.value("type", Json()) == "object";
     if (!object) refuse("arguments", "a schema of the type object");
     for (const char* name : {"minProperties", "maxProperties"}) {
@@ -60,26 +61,29 @@ class Parameters {
   }
 
   // Returns the format of a value that follows a schema.
-  JsonText value(const std::string& name, const Json& schema, int depth) const {
-    constexpr int kDeepest = 16;
+  JsonText value(const std::string& name, const Json& schema, int depth) {
+    constexpr int kDeepest = 16, kMostValues = 1024;
     if (depth > kDeepest) refuse(name, "a schema that is nested less deeply");
+    if (++values_ > kMostValues)
+      refuse(name, "at most " + std::to_string(kMostValues) + " values, counting each $ref,");
     if (schema.is_boolean() || schema.empty()) return any_text();
     if (schema.contains("$ref")) {
       const auto* described = referenced(schema.at("$ref").get<std::string>());
       if (described == nullptr) refuse(name, "a $ref to #/$defs/NAME");
-      return has_text(*described) ? value(name, *described, depth + 1) : json(schema);
+      return has_text(*described) ? value(name, *described, depth + 1) : json(name, schema);
     }
     if (schema.contains("enum")) return constants(name, schema.at("enum"));
     for (const char* several : {"anyOf", "oneOf", "allOf"}) {
       if (!schema.contains(several)) continue;
-      if (!has_text(schema)) return json(schema);
+      if (!has_text(schema)) return json(name, schema);
       const auto& schemas = schema.at(several);
       if (several == std::string_view("oneOf") && schemas.size() > 1)
         refuse(name, "anyOf instead of oneOf with a text");
       return union_of(name, schemas, depth);
     }
     const auto type = schema.value("type", Json());
-    if (!type.is_array()) return type == "string" ? text(name, schema) : type.is_null() ? any_text() : json(schema);
+    if (!type.is_array())
+      return type == "string" ? text(name, schema) : type.is_null() ? any_text() : json(name, schema);
     Json each = Json::array();
     for (const auto& one : type) {
       const bool plain = one == "null" || one == "boolean";
@@ -99,37 +103,57 @@ class Parameters {
     return nullptr;
   }
 
-  // Returns whether a value of a schema may be a text.
-  bool has_text(const Json& schema, int depth = 0) const {
-    constexpr int kDeepest = 16;
-    if (schema.is_boolean() || schema.empty() || depth > kDeepest) return true;
+  bool has_text(const Json& schema) const {
+    std::set<const Json*> seen;
+    return has_text(schema, seen);
+  }
+
+  // Returns whether a value of a schema may be a text. seen: the schemas that a $ref has named before.
+  bool has_text(const Json& schema, std::set<const Json*>& seen) const {
+    if (schema.is_boolean() || schema.empty()) return true;
     if (schema.contains("$ref")) {
       const auto* described = referenced(schema.at("$ref").get<std::string>());
-      return described == nullptr || has_text(*described, depth + 1);
+      return described == nullptr || (seen.insert(described).second && has_text(*described, seen));
     }
     if (schema.contains("enum"))
       return std::ranges::any_of(schema.at("enum"), [](const auto& one) { return one.is_string(); });
     for (const char* several : {"anyOf", "oneOf", "allOf"}) {
       if (!schema.contains(several)) continue;
-      return std::ranges::any_of(schema.at(several), [&](const auto& one) { return has_text(one, depth + 1); });
+      return std::ranges::any_of(schema.at(several), [&](const auto& one) { return has_text(one, seen); });
     }
     const auto type = schema.value("type", Json());
     return type.is_null() || type == "string" ||
            (type.is_array() && std::ranges::find(type, Json("string")) != type.end());
   }
 
-  JsonText json(const Json& schema) const {
+  // Requires that each $ref of a value names a schema that the value has too.
+  void require_definitions(const std::string& name, std::string_view text) const {
+    constexpr std::string_view kRef = "\"$ref\":\"";
+    for (auto at = text.find(kRef); at != std::string_view::npos; at = text.find(kRef, at + 1)) {
+      const auto uri = text.substr(at + kRef.size());
+      if (!uri.starts_with("#/$defs/") && !uri.starts_with("#/definitions/")) refuse(name, "a $ref to #/$defs/NAME");
+    }
+  }
+
+  JsonText json(const std::string& name, const Json& schema) {
+    constexpr std::size_t kMostBytes = 1 << 20;
     Json whole = schema;
     for (const char* map : {"$defs", "definitions"}) {
       if (schema_.contains(map)) whole[map] = schema_.at(map);
     }
-    return json_value(whole.dump());
+    const auto text = whole.dump();
+    bytes_ += text.size();
+    if (bytes_ > kMostBytes) {
+      refuse(name, "values of at most " + std::to_string(kMostBytes) + " bytes, each with $defs,");
+    }
+    require_definitions(name, text);
+    return json_value(text);
   }
 
   // Texts stand as they are. A text beside other constants could be read as one of them.
-  JsonText constants(const std::string& name, const Json& values) const {
+  JsonText constants(const std::string& name, const Json& values) {
     const auto texts = std::ranges::count_if(values, [](const auto& one) { return one.is_string(); });
-    if (texts == 0) return json({{"enum", values}});
+    if (texts == 0) return json(name, {{"enum", values}});
     JsonText each = JsonText::array();
     for (const auto& one : values) {
       const bool known = one.is_string() || (one.is_null() && std::ranges::find(values, Json("null")) == values.end());
@@ -142,7 +166,7 @@ class Parameters {
   }
 
   // A text may be read as a value of another type. This type therefore has no keywords.
-  JsonText union_of(const std::string& name, const Json& schemas, int depth) const {
+  JsonText union_of(const std::string& name, const Json& schemas, int depth) {
     JsonText each = JsonText::array();
     bool texts = false, keywords = false;
     for (const auto& one : schemas) {
@@ -169,6 +193,8 @@ class Parameters {
 
   const Tool& tool_;
   const Json schema_;
+  int values_ = 0;
+  std::size_t bytes_ = 0;  // of values as JSON, each with $defs
 };
 
 }  // namespace

@@ -44,8 +44,8 @@ class GrammarCompiler::Implementation {
       } else if (waiting_.size() >= kMostWaiting) {
         result = {.grammar = nullptr, .error = "too many grammars wait to be compiled", .is_busy = true};
       } else {
+        if (!thread_.joinable()) thread_ = std::thread([this] { run(); });  // first, because it may fail
         waiting_.push_back({std::move(source), std::move(done), std::chrono::steady_clock::now()});
-        if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
       }
     }
     changed_.notify_all();

@@ -20,7 +20,7 @@ using Names = std::set<std::string, std::less<>>;
 
 constexpr std::size_t kMostBytes = 256 << 10, kMostSchemas = 4096, kMostChoices = 4096, kMostOptional = 64,
                       kMostShaped = 256;
-constexpr int kDeepest = 32;
+constexpr int kDeepest = 32, kDeepestValue = 256;
 constexpr std::int64_t kMostRepeats = 10'000;  // of characters, elements and properties
 
 // Keywords that say nothing about the text. OpenAPI's nullable allows null besides, which no reply needs.
@@ -51,6 +51,23 @@ const Names& formats() {
   static const Names kNames{"email", "date",     "time", "date-time", "duration",     "ipv4",
                             "ipv6",  "hostname", "uuid", "uri",       "uri-reference"};
   return kNames;
+}
+
+// Returns whether a $ref names a schema of the same text. Other values, such as constants, have keywords that nobody
+// has checked.
+bool names_schema(std::string_view ref) {
+  static const Names kSchemas{"items", "additionalProperties"};
+  static const Names kMaps{"$defs", "definitions", "properties", "prefixItems", "anyOf", "oneOf", "allOf"};
+  if (!ref.starts_with('#') || ref.find('%') != std::string_view::npos) return false;
+  ref.remove_prefix(1);
+  bool in_map = false;
+  while (ref.starts_with('/')) {
+    const auto name = ref.substr(1, ref.find('/', 1) - 1);
+    ref.remove_prefix(1 + name.size());
+    if (!in_map && !kSchemas.contains(name) && !kMaps.contains(name)) return false;
+    in_map = !in_map && kMaps.contains(name);
+  }
+  return ref.empty() && !in_map;
 }
 
 bool has_type(const Json& value, const std::string& type) {
@@ -124,8 +141,9 @@ class Preparation {
     require_keywords(schema, path, constants ? Names{name, "type"} : Names{name});
     auto& value = schema[name];
     if (name == "$ref") {
-      const bool local = value.is_string() && (value == "#" || value.get<std::string>().starts_with("#/"));
-      if (!local) refuse(path, "another $ref", "\"#\" or \"#/…\"");
+      if (!value.is_string() || !names_schema(value.get<std::string>())) {
+        refuse(path, "another $ref", "\"#\" or \"#/…\" that names a schema, without %");
+      }
     } else if (constants) {
       prepare_constants(schema, name, path);
     } else {
@@ -194,9 +212,14 @@ class Preparation {
     }
     const auto types = types_of(schema, path);
     schema["type"] = types.size() == 1 ? Json(types.front()) : Json(types);
-    if (std::ranges::find(types, "object") != types.end()) prepare_object(schema, path, depth);
-    if (std::ranges::find(types, "array") != types.end()) prepare_array(schema, path, depth);
-    if (std::ranges::find(types, "string") != types.end()) prepare_string(schema, path);
+    const auto has = [&](std::string_view type) { return std::ranges::find(types, type) != types.end(); };
+    for (const auto& [type, names] : typed_keywords()) {  // others say nothing
+      if (has(type) || (type == std::string_view("number") && has("integer"))) continue;
+      for (const auto& name : names) schema.erase(name);
+    }
+    if (has("object")) prepare_object(schema, path, depth);
+    if (has("array")) prepare_array(schema, path, depth);
+    if (has("string")) prepare_string(schema, path);
   }
 
   std::int64_t count(const Json& schema, const char* name, const std::string& path, std::int64_t otherwise) const {
@@ -315,7 +338,12 @@ std::string prepared_schema(std::string_view json, const std::string& argument) 
     throw Error("schema", argument, "a schema of " + std::to_string(json.size()) + " bytes",
                 "at most " + std::to_string(kMostBytes));
   }
-  auto schema = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const auto require_flat = [&](int depth, Json::parse_event_t /*event*/, const Json& /*value*/) {
+    if (depth <= kDeepestValue) return true;
+    throw Error("schema", argument, "a value that is nested too deeply",
+                "at most " + std::to_string(kDeepestValue) + " levels");
+  };
+  auto schema = Json::parse(json, require_flat, /*allow_exceptions=*/false);
   if (schema.is_discarded()) throw Error("schema", argument, "a text that is no JSON", "a JSON schema");
   Preparation(argument).prepare(schema, "#", 0);
   return schema.dump();

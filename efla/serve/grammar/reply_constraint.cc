@@ -150,7 +150,7 @@ class ReplyConstraint final : public engine::Constraint {
   // Before a text that follows a grammar the reply may not end.
   void exclude_in_reasoning(std::span<float> logits) {
     if (is_forced()) {
-      const auto id = static_cast<std::size_t>(reasoning_tokens_->forced_end[forced_]);
+      const auto id = static_cast<std::size_t>(reasoning_tokens_->forced_end[static_cast<std::size_t>(forced_)]);
       const float logit = logits[id] > -INFINITY ? logits[id] : 0.0F;
       std::ranges::fill(logits, -INFINITY);
       logits[id] = logit;
@@ -161,7 +161,10 @@ class ReplyConstraint final : public engine::Constraint {
     exclude_wrong_ends(logits);
   }
 
-  bool is_forced() const { return rule_->max_reasoning_tokens && tokens_ >= *rule_->max_reasoning_tokens; }
+  bool is_forced() const {
+    return rule_->max_reasoning_tokens && tokens_ >= *rule_->max_reasoning_tokens &&
+           forced_ < std::ssize(reasoning_tokens_->forced_end);
+  }
 
   // Excludes tokens that complete </think> and continue with what the grammar does not allow.
   void exclude_wrong_ends(std::span<float> logits) {
@@ -174,12 +177,10 @@ class ReplyConstraint final : public engine::Constraint {
   }
 
   void take_in_reasoning(std::int32_t id) {
-    if (is_forced()) {
-      ++forced_;
-    } else {
-      ++tokens_;
-    }
+    const bool forced = is_forced();
+    ++(forced ? forced_ : tokens_);
     add_reasoning(bytes_of(id));
+    if (forced && !is_forced()) place_ = Place::text;  // also where a tokenizer's </think> has no bytes
   }
 
   // Adds to the reasoning, which may end there.
@@ -202,7 +203,7 @@ class ReplyConstraint final : public engine::Constraint {
   std::unique_ptr<GrammarState> state_;  // null: no grammar, or the reply has begun <think>
   std::string text_;                     // that a tag may begin with
   std::int64_t tokens_ = 0;              // of the reasoning
-  std::size_t forced_ = 0;               // ids of the forced end so far
+  std::int64_t forced_ = 0;              // ids of the forced end so far
 };
 
 }  // namespace
