@@ -163,6 +163,22 @@ TEST_F(GrammarTest, ReasoningEndsAtItsLongest) {
   EXPECT_EQ(text_of(allowed(*unread)), "$") << "a tokenizer's </think> may have no bytes";
 }
 
+TEST_F(GrammarTest, EndsAReplyThatTakesTooLong) {
+  constexpr int kMost = 3000;  // tokens; each takes longer than the one before
+  const auto ambiguous =
+      compile({.kind = GrammarSource::Kind::ebnf, .text = R"(root ::= root root root | root root | "a" | "")"});
+  ASSERT_TRUE(ambiguous.grammar) << ambiguous.error;
+  const auto state = constraint({.grammar = ambiguous.grammar})->clone();
+  std::vector<float> logits(kEnd + 1, 0.0F);
+  const auto follow = [&] {
+    for (int i = 0; i < kMost; ++i) {
+      state->exclude(logits);
+      state->take('a');
+    }
+  };
+  EXPECT_THROW(follow(), std::runtime_error);
+}
+
 TEST_F(GrammarTest, SaysWhatIsNoGrammar) {
   const auto refused = [&](GrammarSource source, const std::string& says) {
     const auto result = compile(std::move(source));

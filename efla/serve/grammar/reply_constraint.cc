@@ -14,8 +14,8 @@ namespace {
 using Reasoning = ReplyRule::Reasoning;
 
 constexpr std::string_view kThink = "<think>", kThinkEnd = "</think>", kBlanks = " \t\n\r";
-constexpr std::chrono::seconds kLongestStep{2};   // because other replies wait
-constexpr const char* kForcedEnd = "\n</think>";  // as models write it
+constexpr std::chrono::milliseconds kMostTime{2000}, kTokenTime{10};  // of a reply and per token: others wait
+constexpr const char* kForcedEnd = "\n</think>";                      // as models write it
 
 // Returns the number of bytes at the end of a text that a tag may begin with.
 std::size_t begun_bytes(std::string_view text, std::string_view tag) {
@@ -65,35 +65,37 @@ class ReplyConstraint final : public engine::Constraint {
         state_(other.state_ ? other.state_->clone() : nullptr),
         text_(other.text_),
         tokens_(other.tokens_),
-        forced_(other.forced_) {}
+        forced_(other.forced_),
+        taken_(other.taken_),
+        time_(other.time_) {}
 
   std::unique_ptr<Constraint> clone() const override { return std::make_unique<ReplyConstraint>(*this); }
 
   void exclude(std::span<float> logits) override {
-    const auto begin = std::chrono::steady_clock::now();
-    switch (place_) {
-      case Place::start:
-        exclude_at_start(logits);
-        break;
-      case Place::reasoning:
-        exclude_in_reasoning(logits);
-        break;
-      case Place::text:
-        if (state_) state_->exclude(logits);
-    }
-    if (std::chrono::steady_clock::now() - begin > kLongestStep)
-      throw std::runtime_error("the grammar takes too long to follow");
+    timed([&] {
+      switch (place_) {
+        case Place::start:
+          return exclude_at_start(logits);
+        case Place::reasoning:
+          return exclude_in_reasoning(logits);
+        case Place::text:
+          if (state_) state_->exclude(logits);
+      }
+    });
   }
 
   void take(std::int32_t id) override {
-    switch (place_) {
-      case Place::start:
-        return take_at_start(id);
-      case Place::reasoning:
-        return take_in_reasoning(id);
-      case Place::text:
-        if (state_) require_allowed(state_->take(id));
-    }
+    ++taken_;
+    timed([&] {
+      switch (place_) {
+        case Place::start:
+          return take_at_start(id);
+        case Place::reasoning:
+          return take_in_reasoning(id);
+        case Place::text:
+          if (state_) require_allowed(state_->take(id));
+      }
+    });
   }
 
  private:
@@ -102,6 +104,15 @@ class ReplyConstraint final : public engine::Constraint {
     reasoning,  // in it
     text,       // behind it
   };
+
+  // Calls f. Throws std::runtime_error where the reply has taken too long so far.
+  template <class F>
+  void timed(const F& f) {
+    const auto begin = std::chrono::steady_clock::now();
+    f();
+    time_ += std::chrono::steady_clock::now() - begin;
+    if (time_ > kMostTime + taken_ * kTokenTime) throw std::runtime_error("the grammar takes too long to follow");
+  }
 
   std::string_view bytes_of(std::int32_t id) const { return reasoning_tokens_->tokenizer.bytes_of(id); }
   void start_text() { state_ = rule_->grammar ? rule_->grammar->start(rule_->ends) : nullptr; }
@@ -204,6 +215,8 @@ class ReplyConstraint final : public engine::Constraint {
   std::string text_;                     // that a tag may begin with
   std::int64_t tokens_ = 0;              // of the reasoning
   std::int64_t forced_ = 0;              // ids of the forced end so far
+  std::int64_t taken_ = 0;               // tokens of the reply
+  std::chrono::steady_clock::duration time_{0};
 };
 
 }  // namespace
