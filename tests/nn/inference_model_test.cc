@@ -271,6 +271,18 @@ TEST(PackedWeight, StoresWhatItsTypeHolds) {
   }
 }
 
+// A product with a weight that is not finite is not finite with any type, so that a reply says it.
+TEST(PackedWeight, KeepsThatAWeightIsNotFinite) {
+  for (const float lost : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    auto weight = torch::ones({1, 64});
+    weight[0][3] = lost;
+    for (const auto type : {WeightType::float32, WeightType::bfloat16, WeightType::int8, WeightType::int4}) {
+      const PackedWeight packed({weight}, type);
+      EXPECT_FALSE(std::isfinite(packed.widened()[0][3].item<float>())) << name_of(type) << ' ' << lost;
+    }
+  }
+}
+
 // The largest magnitude becomes −8 scales, the others multiples from −8 to 7, so that only numbers of the other sign
 // are further from a multiple than half a scale, at most a whole one. The scale is a float16.
 TEST(PackedWeight, HasFourBitsInBlocks) {

@@ -98,12 +98,15 @@ PackedWeight::Part PackedWeight::quantised(const LinearForward& from) {
   for (std::int64_t n = 0; n < rows; ++n) {
     for (std::int64_t begin = 0; begin < columns; begin += kScaleBlock) {
       const std::int64_t end = std::min(begin + kScaleBlock, columns);
-      float largest = 0.0F;
-      for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(from.weight_at(n, c)));
+      float largest = 0.0F;  // a NaN if one is among the weights, which a comparison would leave out
+      for (std::int64_t c = begin; c < end && !std::isnan(largest); ++c) {
+        const float size = std::abs(from.weight_at(n, c));
+        largest = size <= largest ? largest : size;
+      }
       const float scale = numbers->scales.emplace_back(scale_for(largest));
+      const bool divides = scale > 0.0F && std::isfinite(scale);
       for (std::int64_t c = begin; c < end; ++c) {
-        numbers->bytes.push_back(
-            static_cast<std::int8_t>(scale > 0.0F ? std::lround(from.weight_at(n, c) / scale) : 0));
+        numbers->bytes.push_back(static_cast<std::int8_t>(divides ? std::lround(from.weight_at(n, c) / scale) : 0));
       }
     }
   }
