@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "efla/base/error.h"
 #include "efla/serve/grammar/json_schema.h"
 #include "efla/serve/grammar/reply_constraint.h"
 #include "tests/serve/random_reply.h"
+#include "tests/support/no_memory.h"
 
 namespace efla::serve {
 namespace {
@@ -147,6 +151,30 @@ TEST(XmlArguments, RefusesWhatTextsCannotSay) {
       tool_of("t", R"({"properties": {"p": {"oneOf": [{"type": "null"}, {"type": "null"}]}}})")};
   const auto source = tool_grammar(tools, ToolFormat::xml, {.must_call = true}, std::nullopt, "arguments");
   EXPECT_NE(source.text.find("oneOf"), std::string::npos) << "XGrammar refuses it, if the schemas overlap";
+}
+
+TEST(GrammarCompiler, SurvivesWithoutMemory) {
+  if (!GrammarCompiler::unavailable().empty()) GTEST_SKIP() << GrammarCompiler::unavailable();
+  const auto tokenizer = data::load_tokenizer("bytes");
+  GrammarCompiler compiler(*tokenizer);
+  std::int64_t failures = 0;
+  for (bool failed = true; failed; ++failures) {
+    auto ended = std::make_shared<std::promise<bool>>();
+    auto has_grammar = ended->get_future();
+    const auto source = choice_grammar({"a reply that no request has had before: " + std::to_string(failures)});
+    const efla::test::OneFailure one(failures);
+    compiler.compile(source, [ended = std::move(ended)](const GrammarCompiler::Result& result) {
+      const std::vector<char> reply(100);  // which needs memory too
+      ended->set_value(result.grammar != nullptr);
+    });
+    try {
+      EXPECT_TRUE(has_grammar.get() || efla::test::OneFailure::happened()) << failures;
+    } catch (const std::future_error&) {
+      EXPECT_TRUE(efla::test::OneFailure::happened()) << failures;
+    }
+    failed = efla::test::OneFailure::happened();
+  }
+  EXPECT_GT(failures, 100);
 }
 
 // Each definition refers to the next one many times, so that the values without $ref are more than any memory has.

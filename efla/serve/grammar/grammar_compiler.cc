@@ -69,26 +69,32 @@ class GrammarCompiler::Implementation {
     while (true) {
       changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
-      auto [source, done, since] = std::move(waiting_.front());
+      auto next = std::move(waiting_.front());
       waiting_.pop_front();
-      Result result;
-      if (const auto found = kept_.find(source); found != kept_.end()) {
-        result.grammar = found->second.grammar;
-      } else if (stopping_) {
-        result = {.grammar = nullptr, .error = "the server is stopping", .is_busy = true};
-      } else if (std::chrono::steady_clock::now() - since > kLongestWait) {
-        result = {.grammar = nullptr, .error = "other grammars take too long to compile", .is_busy = true};
-      } else {
+      try {
+        auto result = result_of(next, lock);
         lock.unlock();
-        result = compiled(source);
-        lock.lock();
-        if (result.grammar) keep(std::move(source), result.grammar);
+        next.done(std::move(result));
+      } catch (const std::bad_alloc&) {  // the request ends with its connection
       }
-      lock.unlock();
-      done(std::move(result));
-      done = {};
+      if (lock.owns_lock()) lock.unlock();
+      next = {};
       lock.lock();
     }
+  }
+
+  // Does not hold the lock while it compiles.
+  Result result_of(Waiting& next, std::unique_lock<std::mutex>& lock) {
+    if (const auto found = kept_.find(next.source); found != kept_.end()) return {.grammar = found->second.grammar};
+    if (stopping_) return {.grammar = nullptr, .error = "the server is stopping", .is_busy = true};
+    if (std::chrono::steady_clock::now() - next.since > kLongestWait) {
+      return {.grammar = nullptr, .error = "other grammars take too long to compile", .is_busy = true};
+    }
+    lock.unlock();
+    auto result = compiled(next.source);
+    lock.lock();
+    if (result.grammar) keep(std::move(next.source), result.grammar);
+    return result;
   }
 
   Result compiled(const GrammarSource& source) {
@@ -104,8 +110,11 @@ class GrammarCompiler::Implementation {
 
   void keep(GrammarSource source, std::shared_ptr<const Grammar> grammar) {
     const auto bytes = grammar->bytes() + source.text.size();
+    std::list<const GrammarSource*> used(1);  // before the key, because a kept source has a grammar
     const auto place = kept_.try_emplace(std::move(source)).first;
-    place->second = {std::move(grammar), used_.insert(used_.end(), &place->first), bytes};
+    used.front() = &place->first;
+    place->second = {std::move(grammar), used.begin(), bytes};
+    used_.splice(used_.end(), used);
     bytes_ += bytes;
     while (kept_.size() > 1 && (kept_.size() > kMostKept || bytes_ > kMostKeptBytes)) {
       const auto oldest = kept_.find(*used_.front());
