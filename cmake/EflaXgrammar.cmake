@@ -28,12 +28,21 @@ if(NOT EFLA_NO_XGRAMMAR)
   if(NOT hash STREQUAL "87b466bca2475e29bb0323abc62c6c33cbcbcff47e5fb800a3e2099ac9620b90")
     message(FATAL_ERROR "${archive} is not the file that was published: remove it and try again.")
   endif()
-  if(NOT EXISTS ${sources}/LICENSE)  # written last
+  # The files have the fixes of this checkout once a file with their hash is there.
+  set(fixes ${PROJECT_SOURCE_DIR}/cmake/xgrammar/fixes.cmake)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${fixes})
+  file(SHA256 ${fixes} fixes_hash)
+  set(complete ${sources}/fixed-${fixes_hash})
+  if(NOT EXISTS ${complete})
     file(LOCK ${EFLA_XGRAMMAR_DIR} DIRECTORY GUARD FILE)  # several presets may be configured at once
+  endif()
+  if(NOT EXISTS ${complete})
+    file(REMOVE_RECURSE ${sources})
     file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${EFLA_XGRAMMAR_DIR}
-      PATTERNS *-${version}/cpp/* *-${version}/include/* *-${version}/3rdparty/picojson/* *-${version}/3rdparty/dlpack/include/*)
-    include(cmake/xgrammar/fixes.cmake)
-    file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${EFLA_XGRAMMAR_DIR} PATTERNS *-${version}/LICENSE *-${version}/NOTICE)
+      PATTERNS *-${version}/cpp/* *-${version}/include/* *-${version}/3rdparty/picojson/* *-${version}/3rdparty/dlpack/include/*
+        *-${version}/LICENSE *-${version}/NOTICE)
+    include(${fixes})
+    file(TOUCH ${complete})
   endif()
   add_subdirectory(cmake/xgrammar)
   set(EFLA_HAS_XGRAMMAR ON)
