@@ -55,9 +55,20 @@ TEST(FamilyConfig, RefusesWhatWouldChangeTheComputation) {
       {{{"attention_bias", true}}, "attention_bias: got true"},
       {{{"attn_output_gate", false}}, "attn_output_gate: got false"},
       {{{"hidden_act", "gelu"}}, "hidden_act: got \"gelu\""},
-      {{{"quantization_config", {{"quant_method", "awq"}}}}, "quant_method: got \"awq\""},
+      {{{"quantization_config", {{"quant_method", "nf4"}}}}, "quant_method: got \"nf4\""},
       {{{"quantization_config", {{"quant_method", "fp8"}}}}, "weight_block_size"},
       {{{"quantization_config", {{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}}}}, "weight_block_size"},
+      {{{"quantization_config", {{"quant_method", "gptq"}, {"bits", 8}}}}, "bits: got 8"},
+      {{{"quantization_config", {{"quant_method", "gptq"}, {"bits", 4}, {"checkpoint_format", "gptq_v2"}}}},
+       "checkpoint_format"},
+      {{{"quantization_config", {{"quant_method", "awq"}, {"bits", 4}, {"rotation", "hadamard"}}}}, "rotation"},
+      {{{"quantization_config", {{"quant_method", "compressed-tensors"}, {"format", "nvfp4-pack-quantized"}}}},
+       "format"},
+      {{{"quantization_config",
+         {{"quant_method", "compressed-tensors"},
+          {"format", "pack-quantized"},
+          {"config_groups", {{"group_0", {{"weights", {{"num_bits", 4}, {"symmetric", false}}}}}}}}}},
+       "symmetric: got false"},
       {{{"mamba_ssm_dtype", "bfloat16"}}, "mamba_ssm_dtype"},
       {{{"layer_types", {"linear_attention", "sliding_attention"}}}, "linear_attention and full_attention alone"},
       {{{"layer_types", {"linear_attention"}}}, "one for each of the 2 layers"},
@@ -255,90 +266,6 @@ TEST(FamilyWeights, TakesFoldersForMlx) {
   auto& shape = mixed.tensors.all.at("model.layers.0.linear_attn.conv1d.weight").shape;
   std::swap(shape[1], shape[2]);
   mixed.refuse("model.layers.1.linear_attn.conv1d.weight is F32");
-}
-
-// A matrix in FP8 with scales, whose bytes and factors follow from places.
-struct Fp8Matrix {
-  io::Bytes bytes, scale_bytes;
-  std::vector<std::int64_t> shape, scale_shape;
-  std::vector<float> values;  // the numbers
-
-  Fp8Matrix(std::int64_t rows, std::int64_t columns) : shape{rows, columns} {
-    // 1, −2, 448, the smallest positive number, and the smallest that is not subnormal.
-    const std::vector<std::pair<std::uint8_t, float>> numbers{
-        {0x38, 1.0F}, {0xc0, -2.0F}, {0x7e, 448.0F}, {0x01, 0x1p-9F}, {0x08, 0x1p-6F}};
-    scale_shape = {(rows + 127) / 128, (columns + 127) / 128};
-    const auto scale_at = [&](std::int64_t row, std::int64_t column) {
-      return 0.001F * static_cast<float>(1 + row / 128 * scale_shape[1] + column / 128);
-    };
-    for (std::int64_t row = 0; row < rows; ++row) {
-      for (std::int64_t column = 0; column < columns; ++column) {
-        const auto& [bits, number] = numbers[static_cast<std::size_t>((row * 7 + column) % std::ssize(numbers))];
-        bytes.push_back(bits);
-        values.push_back(number * scale_at(row, column));
-      }
-    }
-    for (std::int64_t row = 0; row < rows; row += 128) {
-      for (std::int64_t column = 0; column < columns; column += 128) {
-        const float scale = scale_at(row, column);
-        const auto* const from = reinterpret_cast<const std::uint8_t*>(&scale);
-        scale_bytes.insert(scale_bytes.end(), from, from + sizeof(scale));
-      }
-    }
-  }
-};
-
-TEST(FamilyWeights, TakesFp8WithAScalePerBlock) {
-  constexpr std::string_view kScales = "_scale_inv";
-  ChangedFolder expected;
-  expected.config["intermediate_size"] = 300;  // two blocks and a part of one
-  expected.tensors = random_family_tensors(expected.config, "model.", 1);
-  std::map<std::string, Fp8Matrix> matrices;
-  for (auto& [name, tensor] : expected.tensors.all) {
-    if (name.find(".mlp.") == std::string::npos) continue;
-    const auto& matrix = matrices.emplace(name, Fp8Matrix(tensor.shape[0], tensor.shape[1])).first->second;
-    tensor.values = matrix.values;
-  }
-  ASSERT_EQ(matrices.size(), 6U);
-  write_family_folder(expected.folder.path(), expected.config, expected.tensors, false, /*narrow=*/true);
-  const auto logits = logits_of(FamilyModel(expected.folder.path(), WeightType::float32));
-
-  const io::SafetensorsFile narrow(expected.folder.path() / "model.safetensors");
-  const auto write = [&](const std::filesystem::path& folder, const nlohmann::json& config,
-                         const std::string& without) {
-    std::vector<io::NamedTensor> entries;
-    std::vector<std::string> names;
-    for (const auto& [name, tensor] : expected.tensors.all) {
-      const auto found = matrices.find(name);
-      if (found == matrices.end()) {
-        entries.push_back(*narrow.find(name));
-        continue;
-      }
-      const auto& matrix = found->second;
-      entries.push_back({name, io::TensorType::F8_E4M3, matrix.shape, matrix.bytes});
-      const auto scales = name + std::string(kScales);
-      if (scales != without) entries.push_back({scales, io::TensorType::F32, matrix.scale_shape, matrix.scale_bytes});
-    }
-    io::write_file_atomically(folder / "config.json", config.dump());
-    io::write_safetensors(folder / "model.safetensors", entries, {{"format", "pt"}});
-  };
-  auto config = expected.config;
-  config["quantization_config"] = {{"quant_method", "fp8"},
-                                   {"fmt", "e4m3"},
-                                   {"activation_scheme", "dynamic"},
-                                   {"weight_block_size", {128, 128}},
-                                   {"modules_to_not_convert", {"lm_head"}}};
-  const test::TempFolder folder;
-  write(folder.path(), config, "");
-  EXPECT_EQ(logits_of(FamilyModel(folder.path(), WeightType::float32)), logits);
-  EXPECT_EQ(open_tensors(folder.path())->conversions(WeightType::float32), "F8_E4M3 (6 tensors) becomes bfloat16");
-
-  const std::string lost = "model.layers.1.mlp.down_proj.weight";
-  write(folder.path(), config, lost + std::string(kScales));
-  test::expect_bad_content([&] { FamilyModel(folder.path(), WeightType::float32); }, -1, lost + " is F8_E4M3");
-  matrices.at(lost).scale_shape = {3, 1};
-  write(folder.path(), config, "");
-  test::expect_bad_content([&] { FamilyModel(folder.path(), WeightType::float32); }, -1, "_scale_inv is F32 [3, 1]");
 }
 
 TEST(FamilyWeights, AHeadInTheFolderCountsAlsoIfTheModelIsTied) {

@@ -6,6 +6,7 @@
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/nn/families/gguf_config.h"
+#include "efla/nn/families/quantisation_config.h"
 #include "efla/nn/models/config_fields.h"
 #include "efla/rule/short_conv.h"
 
@@ -159,23 +160,6 @@ void read_mlp(const Fields& fields, FamilyConfig& config) {
   const bool all_sparse = std::ranges::find(config.sparse, false) == config.sparse.end();
   config.intermediate_size = all_sparse ? fields.find<std::int64_t>("intermediate_size", 0, kMostInner).value_or(0)
                                         : fields.get<std::int64_t>("intermediate_size", 1, kMostInner);
-}
-
-// Takes note of weights in FP8 with a scale per block (fp8_blocks.h), which the tensors have, and refuses all other
-// quantised weights. Inputs of linear layers are not rounded to FP8, as activation_scheme would have it.
-void read_quantization(const Fields& fields) {
-  constexpr const char* kName = "quantization_config";
-  const auto* found = fields.find(kName);
-  if (found == nullptr || found->is_null()) return;
-  const Fields own = fields.object(kName);
-  own.get<std::string>("quant_method");
-  allow_values(own, "quant_method", {"fp8"});
-  allow_values(own, "fmt", {"e4m3"});
-  allow_values(own, "activation_scheme", {"dynamic"});
-  own.get<std::vector<std::int64_t>>("weight_block_size");
-  allow_values(own, "weight_block_size", {json::array({kFp8Block, kFp8Block})});
-  for (const char* name : {"modules_to_not_convert", "ignored_layers"}) own.find(name);
-  own.refuse_others();
 }
 
 // Reads the fields of the text model, in config.json or in its text_config.

@@ -15,9 +15,6 @@
 
 namespace efla::nn {
 
-// The rows and columns of a block of a weight in FP8 that has a scale (fp8_blocks.h).
-inline constexpr std::int64_t kFp8Block = 128;
-
 // Of the layers with a mixture of experts.
 struct ExpertsConfig {
   std::int64_t count = 0, per_token = 0;     // 0: no layer has experts

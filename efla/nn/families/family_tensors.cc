@@ -204,7 +204,7 @@ std::string FamilyTensors::fingerprint() const {
   hash.update(io::as_bytes(config_text_));
   for (const auto& name : files->names()) {
     hash.update(io::as_bytes(name));
-    hash.update(files->stored(name));
+    for (const auto& part : files->stored(name)) hash.update(part);
   }
   return hash.digest();
 }

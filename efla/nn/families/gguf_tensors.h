@@ -27,7 +27,7 @@ class GgufTensors final : public TensorSource {
   bool has(std::string_view name) const override { return tensors_.contains(name); }
   SourceTensor read(const std::string& name, bool matrix) const override;
   const std::vector<std::int64_t>& shape(const std::string& name) const override { return find(name).shape; }
-  io::ByteView stored(const std::string& name) const override { return find(name).bytes; }
+  std::vector<io::ByteView> stored(const std::string& name) const override { return {find(name).bytes}; }
   bool has_whole_norms() const override { return true; }
   std::string conversions(WeightType weights) const override;
 

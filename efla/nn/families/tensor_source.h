@@ -31,12 +31,12 @@ class TensorSource {
   virtual std::vector<std::string> names() const = 0;
   virtual bool has(std::string_view name) const = 0;
   // Returns a tensor that is there. matrix: whether it is the weight of a linear layer, whose quantised blocks stay as
-  // they are if kernels multiply them, and are rounded to bfloat16 if not, as FP8 is. Throws IoError(content) for a
-  // type that cannot be read.
+  // they are if kernels multiply them, and are rounded to bfloat16 if not, as are weights in several tensors. Throws
+  // IoError(content) for a type that cannot be read.
   virtual SourceTensor read(const std::string& name, bool matrix) const = 0;
-  // Return the shape of a tensor that is there, and its bytes as they are stored.
+  // Return the shape of a tensor that is there, and the bytes of all its parts as they are stored.
   virtual const std::vector<std::int64_t>& shape(const std::string& name) const = 0;
-  virtual io::ByteView stored(const std::string& name) const = 0;
+  virtual std::vector<io::ByteView> stored(const std::string& name) const = 0;
   // Returns whether zero-centred norms have 1 added already.
   virtual bool has_whole_norms() const { return false; }
   // Returns which weights of linear layers are in memory in another type than in the files, for people, such as
