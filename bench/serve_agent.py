@@ -7,8 +7,8 @@ A turn sends the whole conversation to /v1/messages: three tools, a system promp
 result. The conversation does not depend on the model, which writes one token per turn. After every tenth turn the result that it
 added is another one: a branch. The servers, by default one with the cache and one with `--cache-memory 0`, take each turn one after
 the other. Prints a line of JSON per turn and server: the tokens of the prompt, how many of them were prefilled, and the time to the
-first token; then one per server: what its cache holds. With `--tokens N` replies have N tokens, times are those of whole replies, and
-servers whose replies differ end the script.
+first token. At the end it prints what the cache of each server holds, a line per server. With `--tokens N` replies have N tokens, each
+time is that of a whole reply, and the script fails where the servers' replies differ.
 """
 
 import argparse

@@ -14,11 +14,11 @@ namespace efla::engine {
 // What a drafted token costs beside a step without drafts, as far as steps have shown it.
 class DraftCost {
  public:
-  // Learns the time of a step that decoded so many texts and nothing else, with this many tokens drafted by the head.
+  // Learns the time of a step that only decoded, `texts` texts, after the head had drafted `drafted` tokens.
   void learn(std::int64_t texts, std::int64_t drafted, std::chrono::duration<double> time);
-  // Returns the time of a drafted token, of drafting it and of verifying it, in units of the time of a step without
-  // drafts for so many texts. Infinity: the next step must have no drafts, because the time of such a step is not known
-  // or was measured long ago.
+  // Returns the time of drafting and verifying a token, in units of the time of a step that decodes `texts` texts
+  // without drafts. Infinity: the next step must have no drafts, because the time of such a step is not known or was
+  // measured long ago.
   double per_token(std::int64_t texts) const;
 
  private:

@@ -1,7 +1,7 @@
 """Lets flash-linear-attention (fla) 0.6 compute with this package: `import efla.fla`.
 
 chunk_gated_delta_rule and chunk_kda get a backend in fla's registry (fla/backends.py). The functions without dispatch,
-chunk_delta_rule, the fused_recurrent ones and those of DeltaProduct, Comba, Gated DeltaNet-2 and RWKV-7, are replaced wherever a module of
+chunk_delta_rule and the functions of fused_recurrent, DeltaProduct, Comba, Gated DeltaNet-2 and RWKV-7, are replaced wherever a module of
 fla has imported them. On a CPU, where fla's Triton kernels do not run, the same backend computes what fla's layers and models with a delta
 rule need beside it (efla/_fla_modules.py). A call that is declined, for example with float64, runs fla's own function; `declines(function, *arguments)` says why, and fla logs it (logger
 fla.backends, INFO). FLA_EFLA=0 in the environment or disable() switches everything off, enable() on again.

@@ -117,15 +117,9 @@ def post(address, path, body):
         return answer.status, json.load(answer)
 
 
-def check_calls(address, seed):
-    """Asks for replies that call a tool with one schema. Returns what became of each."""
-    rng = random.Random(seed)
-    schema = random_object(rng, 1)
-    schema["$defs"] = {"tree": TREE}
-    tool = {"type": "function", "function": {"name": "use", "parameters": schema, "strict": True}}
-    body = {"max_tokens": 500, "seed": seed, "n": 2, "logit_bias": ENDS | {str(ord("<")): 4}, "tools": [tool], "tool_choice": "required",
-            "parallel_tool_calls": False, "messages": [{"role": "user", "content": "a"}]}
-    status, answer = post(address, "/v1/chat/completions", body)
+def outcomes(address, path, body, schema, read, name):
+    """Sends a request. Validates what `read` returns of each choice that is not cut off. Returns what became of each, `name` or another."""
+    status, answer = post(address, path, body)
     if status == 400:
         return ["refused"]
     assert status == 200, (schema, answer)
@@ -134,12 +128,26 @@ def check_calls(address, seed):
         if choice["finish_reason"] == "length":
             results.append("cut off")
             continue
+        jsonschema.Draft202012Validator(schema).validate(json.loads(read(choice)))
+        results.append(name)
+    return results
+
+
+def check_calls(address, seed):
+    """Asks for replies that call a tool with one schema. Returns what became of each."""
+    rng = random.Random(seed)
+    schema = random_object(rng, 1)
+    schema["$defs"] = {"tree": TREE}
+    tool = {"type": "function", "function": {"name": "use", "parameters": schema, "strict": True}}
+    body = {"max_tokens": 500, "seed": seed, "n": 2, "logit_bias": ENDS | {str(ord("<")): 4}, "tools": [tool], "tool_choice": "required",
+            "parallel_tool_calls": False, "messages": [{"role": "user", "content": "a"}]}
+    def read(choice):
         assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"], (schema, choice)
         call, = choice["message"]["tool_calls"]
         assert call["function"]["name"] == "use", choice
-        jsonschema.Draft202012Validator(schema).validate(json.loads(call["function"]["arguments"]))
-        results.append("called")
-    return results
+        return call["function"]["arguments"]
+
+    return outcomes(address, "/v1/chat/completions", body, schema, read, "called")
 
 
 def check(address, seed):
@@ -158,19 +166,11 @@ def check(address, seed):
         path, texts = "/v1/chat/completions", lambda choice: choice["message"]["content"]
         body |= {"messages": [{"role": "user", "content": "a"}],
                  "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
-    status, answer = post(address, path, body)
-    if status == 400:
-        return ["refused"]
-    assert status == 200, (schema, answer)
-    results = []
-    for choice in answer["choices"]:
-        if choice["finish_reason"] == "length":
-            results.append("cut off")
-            continue
+    def read(choice):
         assert choice["finish_reason"] == "stop", (schema, choice)
-        jsonschema.Draft202012Validator(schema).validate(json.loads(texts(choice)))
-        results.append("finished")
-    return results
+        return texts(choice)
+
+    return outcomes(address, path, body, schema, read, "finished")
 
 
 def train(program, folder):
